@@ -1,0 +1,101 @@
+"""The composition root: the only place that names concrete backends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from cloche import settings as settings_module
+from cloche.backends import container
+from cloche.core.errors import ImageMissing
+from cloche.core.image import Image
+from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
+from cloche.sandbox import sandbox as sandbox_module
+from cloche.sandbox.images import Images
+from cloche.sandbox.ladder import Probe, prove
+
+_UNBUILT = {
+    Rung.FIRECRACKER: "This version of Cloche has no Firecracker backend yet.",
+    Rung.QEMU: "This version of Cloche has no QEMU backend yet.",
+    Rung.GVISOR: "This version of Cloche has no gVisor backend yet.",
+    Rung.DOCKER: "This version of Cloche has no Docker backend yet.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """This host's backend and images, put together from the settings."""
+
+    backend: container.Backend
+    images: Images
+
+    @classmethod
+    def from_settings(cls, settings: settings_module.Settings | None = None) -> Host:
+        chosen = settings or settings_module.load()
+        return cls(container.Backend(chosen.data), Images(chosen.data))
+
+    def image(self, name: str) -> Image:
+        """Find a built image.
+
+        Raises:
+            ImageMissing: there is none of that name, or it is not built yet.
+            ImageCorrupt: it is damaged.
+        """
+        found = self.images.find()
+        if name != found.name:
+            raise ImageMissing(
+                f"There is no image {name!r}.", remedy=f"Leave it out for {found.name!r}."
+            )
+        return found
+
+    async def probe(self) -> list[Probe]:
+        """Look at each rung of the ladder, strongest first."""
+        proven = await prove(self.backend, self.images.find)
+        return [
+            proven
+            if rung is self.backend.rung
+            else Probe(
+                rung=rung,
+                available=False,
+                detail=_UNBUILT[rung],
+                remedy=f"Use the {self.backend.rung} rung.",
+            )
+            for rung in Rung
+        ]
+
+
+class Sandbox(sandbox_module.Sandbox):
+    """A sandbox that finds a backend and an image by itself."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def create(
+        cls,
+        *,
+        image: str = "base",
+        vcpus: int = 2,
+        memory_mib: int = 2048,
+        disk_mib: int = 8192,
+        pids: int = 1024,
+        settings: settings_module.Settings | None = None,
+    ) -> AsyncIterator[Sandbox]:
+        """Make a machine for the length of an `async with` block.
+
+        Raises:
+            BadRequest: a limit is out of range.
+            ImageMissing, ImageCorrupt: there is no image to start from.
+            BackendUnavailable, MachineNotStarted: this host cannot start a machine.
+        """
+        spec = SandboxSpec(
+            image=image, vcpus=vcpus, memory_mib=memory_mib, disk_mib=disk_mib, pids=pids
+        )
+        host = Host.from_settings(settings)
+        try:
+            await host.backend.sweep()
+            found = host.image(spec.image)
+            async with await cls.start_on(host.backend, spec, found) as sandbox:
+                yield sandbox
+        finally:
+            host.backend.close()

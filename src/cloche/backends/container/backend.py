@@ -1,0 +1,213 @@
+"""Makes, finds again and sweeps container machines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cloche.backends.container import bundle, cgroups, ownership, record
+from cloche.backends.container.disk import make_disk
+from cloche.backends.container.launch import Launch, launch, rootfs
+from cloche.backends.container.machine import Machine, raze
+from cloche.backends.container.record import Folder, Record
+from cloche.core.errors import BackendUnavailable, MachineNotStarted, NoSuchMachine
+from cloche.core.image import Image
+from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
+
+_RUNTIMES = ("runc", "crun")
+_DRAFT_S = 60.0
+"""A folder that is not a machine's after this long never will be."""
+
+
+class Backend:
+    """Containers under the first OCI runtime that works on this host."""
+
+    rung = Rung.CONTAINER
+
+    def __init__(self, data: Path, *, runtimes: Sequence[str] = _RUNTIMES) -> None:
+        self._machines = data / "machines"
+        self._owners = data / "owners"
+        self._owner: ownership.Owner | None = None
+        self._runtimes = list(runtimes)
+
+    async def check(self) -> str:
+        _require_root()
+        runtime = self._find_runtimes()[0]
+        process = await asyncio.create_subprocess_exec(
+            runtime, "--version", stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+        version = said.decode(errors="replace").partition("\n")[0]
+        return f"{version}, cgroup {cgroups.version()}"
+
+    async def create(self, spec: SandboxSpec, image: Image, *, durable: bool = False) -> Machine:
+        _require_root()
+        runtimes = self._find_runtimes()
+        for number, runtime in enumerate(runtimes, start=1):
+            try:
+                machine = await self._create(spec, image, runtime, durable=durable)
+            except MachineNotStarted:
+                if number == len(runtimes):
+                    raise
+            else:
+                self._runtimes = [runtime]
+                return machine
+        raise AssertionError("unreachable: _find_runtimes returns at least one")
+
+    async def adopt(self, machine_id: str) -> Machine:
+        folder = Folder(self._machines / machine_id)
+        found = folder.load() if record.is_id(machine_id) else None
+        if found is None:
+            raise _no_such_machine(machine_id)
+        mine = replace(found, owner=self._own())
+        machine = Machine(folder, mine)
+        if not await machine.alive():
+            await machine.destroy()
+            raise _no_such_machine(machine_id)
+        folder.save(mine)
+        machine.note_frozen()
+        return machine
+
+    async def sweep(self, *, keep: Sequence[str] | None = None) -> list[str]:
+        swept = []
+        for path in record.folders(self._machines):
+            folder = Folder(path)
+            found = folder.load()
+            if found is None:  # Half removed, or damaged: the id still finds all there is.
+                found = Record(id=path.name, spec=SandboxSpec(), owner="", durable=False)
+            elif ownership.is_alive(self._owners, found.owner) or _is_spared(found, keep):
+                continue
+            await raze(folder, found)
+            swept.append(found.id)
+        self._sweep_drafts()
+        return swept
+
+    def close(self) -> None:
+        """Give up every machine that is still ours; anyone may sweep them now."""
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+    async def _create(
+        self, spec: SandboxSpec, image: Image, runtime: str, *, durable: bool
+    ) -> Machine:
+        entry = Record(
+            id=record.new_id(self._machines), spec=spec, owner=self._own(), durable=durable
+        )
+        folder = Folder.make(self._machines, entry)
+        try:
+            entry = await self._start(folder, entry, image, runtime)
+            return Machine(folder, entry)
+        except BaseException as error:
+            said = _tail(folder.log)
+            await asyncio.shield(raze(folder, entry))
+            if isinstance(error, OSError):
+                raise _not_started(f"{error.strerror} ({error.filename})") from error
+            if isinstance(error, _RuntimeFailed):
+                raise _not_started(f"{Path(runtime).name} said: {said}") from None
+            raise
+
+    async def _start(self, folder: Folder, entry: Record, image: Image, runtime: str) -> Record:
+        await asyncio.to_thread(make_disk, folder.disk, entry.spec.disk_mib)
+        first_id = record.first_id(entry.id)
+        config = bundle.config(
+            entry.spec,
+            machine_id=entry.id,
+            rootfs=rootfs(),
+            first_id=first_id,
+            memory_swap=cgroups.counts_swap(),
+        )
+        (folder.bundle / "config.json").write_text(json.dumps(config))
+        pid_file = folder.path / "pid"
+        lock = folder.lock()
+        try:
+            with folder.listen() as listener:
+                code, loop_device = await launch(
+                    Launch(
+                        command=[
+                            runtime, "--root", str(folder.runtime_state), "run", "--detach",
+                            "--bundle", str(folder.bundle), "--pid-file", str(pid_file),
+                            "--preserve-fds", "1", entry.id,
+                        ],
+                        layers=image.layers,
+                        disk=folder.disk,
+                        first_id=first_id,
+                        listener=listener.fileno(),
+                        lock=lock,
+                        log=folder.log,
+                    )
+                )  # fmt: skip
+        finally:
+            os.close(lock)
+        if code:
+            raise _RuntimeFailed
+        entry = record.started(entry, int(pid_file.read_text()), loop_device, runtime)
+        folder.save(entry)
+        return entry
+
+    def _own(self) -> str:
+        if self._owner is None:
+            self._owner = ownership.Owner(self._owners)
+        return self._owner.name
+
+    def _find_runtimes(self) -> list[str]:
+        search = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
+        found = [path for name in self._runtimes if (path := shutil.which(name, path=search))]
+        if not found:
+            raise BackendUnavailable(
+                f"No OCI runtime is installed: looked for {' and '.join(self._runtimes)}.",
+                remedy="Run `make setup`, or install the package runc (or crun).",
+            )
+        return found
+
+    def _sweep_drafts(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for draft in self._machines.glob(".new-*"):
+                if time.time() - draft.stat().st_mtime > _DRAFT_S:
+                    shutil.rmtree(draft)
+
+
+class _RuntimeFailed(Exception):
+    """The OCI runtime ended with an error, which is in the machine's log."""
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise BackendUnavailable(
+            "The container backend needs root: it mounts file systems, maps user ids and "
+            "sets cgroup limits.",
+            remedy="Run it with sudo, or as root. Code inside a machine never has root's rights.",
+        )
+
+
+def _is_spared(found: Record, keep: Sequence[str] | None) -> bool:
+    return found.durable and (keep is None or found.id in keep)
+
+
+def _tail(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")[-2000:].strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _not_started(reason: str) -> MachineNotStarted:
+    return MachineNotStarted(
+        f"The machine did not start: {reason}",
+        remedy="Run `cloche doctor` to see what this host lacks.",
+    )
+
+
+def _no_such_machine(machine_id: str) -> NoSuchMachine:
+    return NoSuchMachine(
+        f"No machine {machine_id!r} is alive here.",
+        remedy="Make a new sandbox: a machine does not outlive its host's restart.",
+    )

@@ -1,0 +1,40 @@
+"""Who a machine belongs to, told by a lock that the kernel drops when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+
+class Owner:
+    """This process, as the owner of machines, for as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.name = secrets.token_hex(8)
+        self._path = folder / self.name
+        # Close-on-exec, so that no child holds it on.
+        self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def is_alive(folder: Path, name: str) -> bool:
+    """Return whether the process that took `name` still lives; forget it when it does not."""
+    try:
+        lock = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    (folder / name).unlink(missing_ok=True)
+    return False

@@ -1,0 +1,1 @@
+"""Values, protocols and errors that every layer speaks. No I/O; imports nothing of ours."""

@@ -1,0 +1,231 @@
+"""Every error Cloche raises on purpose, grouped by who must act on it.
+
+    ClocheError
+    ├── UserError              fix the request
+    │   ├── BadRequest
+    │   ├── UnknownLanguage
+    │   ├── CommandNotStarted
+    │   ├── NoSuchFile
+    │   ├── PathRefused
+    │   ├── FileRefused
+    │   ├── NoSuchProcess
+    │   ├── InputClosed
+    │   ├── NoSuchMachine
+    │   ├── MachinePaused
+    │   ├── ImageMissing
+    │   └── PortClosed
+    ├── OperatorError          fix the host or its settings
+    │   ├── BackendUnavailable
+    │   ├── BadSettings
+    │   ├── ImageCorrupt
+    │   ├── ImageBuildFailed
+    │   ├── MachineNotStarted
+    │   └── MachineNotDestroyed
+    ├── TransientError         try again, on another machine if need be
+    │   ├── SandboxLost
+    │   └── GuestMisbehaved
+    └── LimitReached           the caller decides what a limit means
+        ├── CommandTimeout
+        ├── OutputTooLarge
+        ├── ReplyTooLarge
+        └── MachineFull
+
+`code` is stable and documented in `docs/reference/errors.md`; the message is not.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ClocheError(Exception):
+    """What went wrong, and what to do about it."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UserError(ClocheError):
+    """The request cannot be served as it stands; the caller can mend it."""
+
+    code = "user_error"
+
+
+class OperatorError(ClocheError):
+    """The host or its settings stand in the way; whoever runs Cloche can mend it."""
+
+    code = "operator_error"
+
+
+class TransientError(ClocheError):
+    """Nobody did anything wrong; the same request may work again."""
+
+    code = "transient_error"
+
+
+class LimitReached(ClocheError):
+    """A bound the caller set, or left at its default, was reached."""
+
+    code = "limit_reached"
+
+
+class BadRequest(UserError):
+    """A value is malformed or out of range."""
+
+    code = "bad_request"
+
+
+class UnknownLanguage(UserError):
+    """`run_code` was asked for a language no machine speaks."""
+
+    code = "unknown_language"
+
+
+class CommandNotStarted(UserError):
+    """The program does not exist, may not be run, or its folder is missing."""
+
+    code = "command_not_started"
+
+
+class NoSuchFile(UserError):
+    """Nothing is at that path in the machine."""
+
+    code = "no_such_file"
+
+
+class PathRefused(UserError):
+    """The path lies outside what the machine's user may touch, or leads there by a link."""
+
+    code = "path_refused"
+
+
+class FileRefused(UserError):
+    """The machine's kernel refused the file call: a folder where a file is wanted, say."""
+
+    code = "file_refused"
+
+
+class NoSuchProcess(UserError):
+    """The machine does not know that process id, or has forgotten it."""
+
+    code = "no_such_process"
+
+
+class NoSuchMachine(UserError):
+    """No machine of that id is alive on this host."""
+
+    code = "no_such_machine"
+
+
+class MachinePaused(UserError):
+    """The machine stands still and cannot answer."""
+
+    code = "machine_paused"
+
+
+class InputClosed(UserError):
+    """The process no longer reads what it is sent."""
+
+    code = "input_closed"
+
+
+class ImageMissing(UserError):
+    """The machine image has not been built on this host."""
+
+    code = "image_missing"
+
+
+class PortClosed(UserError):
+    """Nobody listens there inside the machine."""
+
+    code = "port_closed"
+
+
+class BackendUnavailable(OperatorError):
+    """This host cannot give the isolation asked for."""
+
+    code = "backend_unavailable"
+
+
+class BadSettings(OperatorError):
+    """A setting does not make sense on this host."""
+
+    code = "bad_settings"
+
+
+class ImageCorrupt(OperatorError):
+    """The machine image is damaged."""
+
+    code = "image_corrupt"
+
+
+class ImageBuildFailed(OperatorError):
+    """The machine image could not be built."""
+
+    code = "image_build_failed"
+
+
+class MachineNotStarted(OperatorError):
+    """The backend could not bring a machine up; nothing is left of it."""
+
+    code = "machine_not_started"
+
+
+class MachineNotDestroyed(OperatorError):
+    """Something of a machine outlived its destruction."""
+
+    code = "machine_not_destroyed"
+
+
+class SandboxLost(TransientError):
+    """The machine is gone; the fate of what ran in it is unknown."""
+
+    code = "sandbox_lost"
+
+
+class GuestMisbehaved(TransientError):
+    """The guest sent what it never would: treat the machine as hostile and destroy it."""
+
+    code = "guest_misbehaved"
+
+
+class CommandTimeout(LimitReached):
+    """The command ran out of time; its whole process tree is dead."""
+
+    code = "command_timeout"
+
+    def __init__(
+        self, message: str, *, remedy: str, stdout: bytes = b"", stderr: bytes = b""
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class OutputTooLarge(LimitReached):
+    """The command wrote more than the caller allowed; its whole process tree is dead."""
+
+    code = "output_too_large"
+
+    def __init__(
+        self, message: str, *, remedy: str, stdout: bytes = b"", stderr: bytes = b""
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class ReplyTooLarge(LimitReached):
+    """A file or listing is larger than the caller allowed."""
+
+    code = "reply_too_large"
+
+
+class MachineFull(LimitReached):
+    """The machine has no process slot, disk or memory left for the request."""
+
+    code = "machine_full"

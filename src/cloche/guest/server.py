@@ -1,0 +1,108 @@
+"""Answers the host's calls. The table of routes below is the whole API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import h11
+
+from cloche.guest import files, paths, tunnel, watch
+from cloche.guest.http import Exchange, Refusal
+from cloche.guest.processes import SPOOL_FOLDER, Table
+
+PROTOCOL = 1
+_BACKLOG = 256
+
+Handler = Callable[..., Awaitable[None]]
+
+
+def run(channel: socket.socket, spawner: socket.socket, when_ready: Callable[[], None]) -> None:
+    asyncio.run(_serve(channel, spawner, when_ready))
+
+
+async def _serve(
+    channel: socket.socket, spawner: socket.socket, when_ready: Callable[[], None]
+) -> None:
+    os.makedirs(SPOOL_FOLDER, mode=0o700, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
+    routes = _routes(Table(spawner, int(os.environ.get("CLOCHE_PIDS", "1024"))))
+
+    async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await _handle(routes, Exchange(reader, writer))
+        finally:
+            writer.close()
+
+    channel.setblocking(False)
+    server = await asyncio.start_unix_server(on_connect, sock=channel, backlog=_BACKLOG)
+    when_ready()
+    await server.serve_forever()
+
+
+def _routes(table: Table) -> list[tuple[str, re.Pattern[str], Handler]]:
+    process = r"/processes/(\w+)"
+    began = time.monotonic()
+
+    async def hello(exchange: Exchange) -> None:
+        await exchange.answer(
+            {"protocol": PROTOCOL, "uptime_s": round(time.monotonic() - began, 3)}
+        )
+
+    calls: list[tuple[str, str, Handler]] = [
+        ("GET", "/", hello),
+        ("GET", "/processes", table.listing),
+        ("POST", "/processes", table.start),
+        ("GET", process, table.status),
+        ("GET", f"{process}/output", table.output),
+        ("POST", f"{process}/stdin", table.stdin),
+        ("POST", f"{process}/signal", table.signal),
+        ("POST", f"{process}/kill", table.kill),
+        ("POST", f"{process}/resize", table.resize),
+        ("GET", "/files", files.read),
+        ("PUT", "/files", files.write),
+        ("DELETE", "/files", files.remove),
+        ("GET", "/files/stat", files.stat),
+        ("GET", "/files/list", files.list_folder),
+        ("POST", "/files/mkdir", files.mkdir),
+        ("POST", "/files/move", files.move),
+        ("GET", "/files/glob", files.glob),
+        ("GET", "/files/grep", lambda exchange: files.grep(exchange, table)),
+        ("GET", "/files/tar", lambda exchange: files.tar_out(exchange, table)),
+        ("PUT", "/files/tar", lambda exchange: files.tar_in(exchange, table)),
+        ("GET", "/files/watch", watch.watch),
+        ("GET", "/tunnel", tunnel.open_tunnel),
+    ]
+    return [(method, re.compile(path), handler) for method, path, handler in calls]
+
+
+async def _handle(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: Exchange) -> None:
+    try:
+        if await exchange.receive():
+            await _dispatch(routes, exchange)
+    except Refusal as refusal:
+        await _refuse(exchange, refusal)
+    except h11.RemoteProtocolError as error:
+        await _refuse(exchange, Refusal(400, "bad_request", str(error)))
+    except ConnectionError:
+        return  # The host left; what it had started goes on.
+    except OSError as error:
+        await _refuse(exchange, paths.refusal(error))
+
+
+async def _dispatch(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: Exchange) -> None:
+    for method, pattern, handler in routes:
+        match = pattern.fullmatch(exchange.path)
+        if match and method == exchange.method:
+            await handler(exchange, *match.groups())
+            return
+    raise Refusal(404, "no_such_call", f"no call {exchange.method} {exchange.path}")
+
+
+async def _refuse(exchange: Exchange, refusal: Refusal) -> None:
+    """Say why not; in the middle of an answer, cut it short, so that it is not taken as whole."""
+    if not exchange.answered:
+        await exchange.answer({"code": refusal.code, "message": refusal.message}, refusal.status)

@@ -1,0 +1,100 @@
+"""Tells what changes below a folder, as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import struct
+
+from cloche.guest import linux, paths
+from cloche.guest.http import Exchange, Refusal
+
+FOLDERS = 4096
+HEARTBEAT_S = 5.0
+
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_OVERFLOW, _IGNORED, _ONLYDIR, _DONT_FOLLOW = 0x4000, 0x8000, 0x1000000, 0x2000000
+_ISDIR = 0x40000000
+_MASK = _CLOSE_WRITE | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_WORDS = (
+    (_CREATE, "created"),
+    (_MOVED_TO, "created"),
+    (_DELETE, "removed"),
+    (_MOVED_FROM, "removed"),
+    (_CLOSE_WRITE, "changed"),
+    (_ATTRIB, "changed"),
+)
+
+
+class _Watch:
+    """One inotify descriptor over a folder and all that is below it."""
+
+    def __init__(self, top: str) -> None:
+        self.descriptor = linux.inotify_init()
+        self._folders: dict[int, str] = {}
+        self._add(top)
+
+    def _add(self, top: str) -> None:
+        """Watch a folder and those below. One that vanishes meanwhile is no error."""
+        for folder, _, _ in os.walk(top, followlinks=False):
+            if len(self._folders) >= FOLDERS:
+                raise Refusal(507, "machine_full", f"a watch covers at most {FOLDERS} folders")
+            try:
+                number = linux.inotify_add_watch(
+                    self.descriptor, folder, _MASK | _ONLYDIR | _DONT_FOLLOW
+                )
+            except FileNotFoundError:
+                continue
+            self._folders[number] = folder
+
+    def read(self) -> list[dict[str, object]]:
+        try:
+            raw = os.read(self.descriptor, 65536)
+        except BlockingIOError:
+            return []
+        events: list[dict[str, object]] = []
+        while raw:
+            number, mask, _, length = struct.unpack_from("iIII", raw)
+            name = raw[16 : 16 + length].rstrip(b"\0")
+            raw = raw[16 + length :]
+            if mask & _OVERFLOW:
+                events.append({"change": "overflow", "path": ""})
+            elif mask & _IGNORED:
+                self._folders.pop(number, None)
+            elif number in self._folders:
+                path = posixpath.join(self._folders[number], os.fsdecode(name))
+                if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+                    self._add(path)
+                word = next(word for bit, word in _WORDS if mask & bit)
+                shown = os.fsencode(path).decode(errors="replace")
+                events.append({"change": word, "path": shown})
+        return events
+
+
+async def watch(exchange: Exchange) -> None:
+    path = exchange.query.get("path", "")
+    root, rest = paths.split(path)
+    opened = await paths.as_user(paths.open_path, path, os.O_PATH | os.O_DIRECTORY)
+    os.close(opened)
+    top = posixpath.normpath(posixpath.join(root, rest))
+    observer = await paths.as_user(_Watch, top)
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(observer.descriptor, ready.set)
+    try:
+        await exchange.begin_lines()
+        await exchange.line({"watching": top})
+        while not exchange.reader.at_eof():
+            try:
+                await asyncio.wait_for(ready.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                await exchange.line({"alive": True})
+                continue
+            ready.clear()
+            for event in await paths.as_user(observer.read):
+                await exchange.line(event)
+    finally:
+        loop.remove_reader(observer.descriptor)
+        os.close(observer.descriptor)

@@ -1,0 +1,287 @@
+"""Calls the guest: one call, one connection, and a bound on everything that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import h11
+
+from cloche.core import errors
+from cloche.core.machine import ByteStream, Machine
+from cloche.sandbox import wire
+
+ANSWER_S: Final = 30.0
+"""The longest silence of a guest that is alive: it sends a sign of life every 5 s."""
+REPLY_BYTES: Final = 16 * 1024 * 1024
+LINE_BYTES: Final = 512 * 1024
+HEAD_BYTES: Final = 16 * 1024
+_REFUSAL_BYTES: Final = 128 * 1024
+_READ_BYTES: Final = 256 * 1024
+
+_REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
+    "bad_request": (errors.BadRequest, "Correct the value and try again."),
+    "not_started": (
+        errors.CommandNotStarted,
+        "Check the program's name and the working folder; the machine has its own file system.",
+    ),
+    "no_such_process": (errors.NoSuchProcess, "List the sandbox's processes for their ids."),
+    "stdin_closed": (errors.InputClosed, "Start the process with stdin, and before it ends."),
+    "no_such_file": (errors.NoSuchFile, "List the folder to see what is there."),
+    "path_refused": (
+        errors.PathRefused,
+        "Use a path below /workspace, /home/user or /tmp that the machine's user may touch.",
+    ),
+    "file_refused": (errors.FileRefused, "Look at what is there with stat or list."),
+    "tool_failed": (errors.FileRefused, "Check the archive or the path."),
+    "machine_full": (
+        errors.MachineFull,
+        "Free some of the machine's disk or processes, or make a sandbox with higher limits.",
+    ),
+    "port_closed": (errors.PortClosed, "Start a server there, or wait until it listens."),
+    "kill_failed": (errors.GuestMisbehaved, "Destroy the sandbox."),
+}
+
+W = TypeVar("W", bound=wire.Wire)
+Query = Mapping[str, str | int | bool | None]
+
+
+class Client:
+    """The host's end of one machine's channel."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    async def call(
+        self,
+        kind: type[W],
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: bytes | AsyncIterable[bytes] = b"",
+        *,
+        timeout_s: float | None = ANSWER_S,
+    ) -> W:
+        """Make one call whose answer is a single message. Raises what `Sandbox` documents."""
+        return wire.parse(kind, await self.fetch(method, path, query, body, timeout_s=timeout_s))
+
+    async def fetch(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: bytes | AsyncIterable[bytes] = b"",
+        *,
+        timeout_s: float | None = ANSWER_S,
+        limit: int = REPLY_BYTES,
+    ) -> bytes:
+        """Make one call and read the whole answer, up to `limit` bytes."""
+        reply = bytearray()
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.open(method, path, query, body) as exchange,
+            ):
+                async for data in exchange.body():
+                    reply += data
+                    if len(reply) > limit:
+                        raise errors.ReplyTooLarge(
+                            f"The answer is larger than {limit} bytes.",
+                            remedy="Ask for a part of it, or allow more.",
+                        )
+        except TimeoutError:
+            raise self.silent() from None
+        return bytes(reply)
+
+    async def lines(
+        self,
+        kind: type[W],
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: bytes = b"",
+    ) -> AsyncIterator[W]:
+        """Make one call whose answer is a message a line, for as long as the guest goes on."""
+        async with self.open(method, path, query, body) as exchange:
+            rest = bytearray()
+            async for data in exchange.body():
+                rest += data
+                *whole, tail = rest.split(b"\n")
+                for line in whole:
+                    yield wire.parse(kind, line)
+                rest = tail
+                if len(rest) > LINE_BYTES:
+                    raise wire.misbehaved("a line without an end")
+            if rest:
+                raise wire.misbehaved("half a line")
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: bytes | AsyncIterable[bytes] = b"",
+    ) -> AsyncIterator[Exchange]:
+        """Make one call; read its answer from the exchange. A refusal is raised."""
+        if self._machine.paused:
+            raise errors.MachinePaused(
+                f"Machine {self._machine.id} is paused.", remedy="Resume it first."
+            )
+        stream = await self._machine.dial()
+        exchange = Exchange(stream, self)
+        try:
+            await exchange.request(method, _target(path, query or {}), body)
+            yield exchange
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise self.lost() from None
+        except h11.RemoteProtocolError as error:
+            raise wire.misbehaved(str(error)) from None
+        finally:
+            exchange.close()
+
+    async def read(self, reader: asyncio.StreamReader) -> bytes:
+        """Read what there is; raise when a guest that should speak is silent too long."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await reader.read(_READ_BYTES)
+            except TimeoutError:
+                if not self._machine.paused:  # A paused machine is silent by order.
+                    raise self.silent() from None
+
+    def lost(self) -> errors.SandboxLost:
+        return errors.SandboxLost(
+            f"Machine {self._machine.id} is gone in the middle of a call.",
+            remedy="Make a new sandbox and run it again.",
+        )
+
+    def silent(self) -> errors.GuestMisbehaved:
+        return errors.GuestMisbehaved(
+            f"The guest of machine {self._machine.id} does not answer.",
+            remedy="Destroy the sandbox: it is overloaded, or its guest was taken over.",
+        )
+
+
+class Exchange:
+    """One call in progress."""
+
+    def __init__(self, stream: ByteStream, client: Client) -> None:
+        self.reader, self.writer = stream
+        self.size: int | None = None
+        """The size of the file that the answer is a part of."""
+        self._client = client
+        self._handed_over = False
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+
+    async def request(self, method: str, target: str, body: bytes | AsyncIterable[bytes]) -> None:
+        if isinstance(body, bytes):
+            headers = [("host", "guest"), ("content-length", str(len(body)))]
+        else:
+            headers = [("host", "guest"), ("transfer-encoding", "chunked")]
+        if target.startswith("/tunnel"):
+            headers += [("connection", "upgrade"), ("upgrade", "tunnel")]
+        self._send(h11.Request(method=method, target=target, headers=headers))
+        if isinstance(body, bytes):
+            self._send(h11.Data(data=body))
+            self._send(h11.EndOfMessage())
+            response = await self._answer()
+        else:
+            response = await self._stream(body)
+        if isinstance(response, h11.Response) and response.status_code != 200:
+            await self._refuse()
+        self.size = _size(response)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        while isinstance(event := await self._next(), h11.Data):
+            yield bytes(event.data)
+        if not isinstance(event, h11.EndOfMessage):
+            raise ConnectionResetError
+
+    def hand_over(self) -> ByteStream:
+        """Give the connection away as a byte stream, after a switch of protocols."""
+        early, _ = self._http.trailing_data
+        self.reader.feed_data(early)
+        self._handed_over = True
+        return self.reader, self.writer
+
+    def close(self) -> None:
+        if not self._handed_over:
+            self.writer.close()
+
+    async def _stream(self, body: AsyncIterable[bytes]) -> h11.Response | h11.InformationalResponse:
+        """Send a body as it comes, and stop at an early answer: it is a refusal."""
+        answer = asyncio.ensure_future(self._answer())
+        sending = asyncio.ensure_future(self._send_all(body))
+        try:
+            await asyncio.wait((answer, sending), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await sending
+            return await answer
+        finally:
+            for task in (answer, sending):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                    await task
+
+    async def _send_all(self, body: AsyncIterable[bytes]) -> None:
+        async for data in body:
+            self._send(h11.Data(data=data))
+            await self.writer.drain()
+        self._send(h11.EndOfMessage())
+
+    def _send(self, event: h11.Event) -> None:
+        self.writer.write(self._http.send(event) or b"")
+
+    async def _answer(self) -> h11.Response | h11.InformationalResponse:
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.Response):
+                return event
+            if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
+                return event
+            if not isinstance(event, h11.InformationalResponse):
+                raise ConnectionResetError
+
+    async def _refuse(self) -> None:
+        raw = bytearray()
+        async for data in self.body():
+            raw += data
+            if len(raw) > _REFUSAL_BYTES:
+                raise wire.misbehaved("an endless refusal")
+        refused = wire.parse(wire.Refused, raw)
+        kind, remedy = _REFUSALS.get(refused.code, (None, ""))
+        if kind is None:
+            raise wire.misbehaved(f"refusal {refused.code}")
+        raise kind(wire.clean(refused.message), remedy=remedy)
+
+    async def _next(self) -> object:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            data = await self._client.read(self.reader)
+            self._http.receive_data(data)
+            if not data and self._http.their_state is h11.SEND_RESPONSE:
+                raise ConnectionResetError
+
+
+def _target(path: str, query: Query) -> str:
+    fields = {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(fields, quote_via=quote)}" if fields else path
+
+
+def _size(response: h11.Response | h11.InformationalResponse) -> int | None:
+    for name, value in response.headers:
+        if name == b"x-file-size":
+            if not value.isdigit() or len(value) > 19:
+                raise wire.misbehaved("the size of a file")
+            return int(value)
+    return None

@@ -1,0 +1,137 @@
+"""The image's top-most layer: the guest's own sources.
+
+The guest changes more often than the software around it, so it is a folder of
+its own, named by the hash of its sources and made in milliseconds on demand.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cloche.core.errors import ImageCorrupt, OperatorError
+
+LAUNCHER = """\
+#!/usr/bin/python3 -IS
+import sys
+sys.path.insert(0, "/opt/cloche/lib")
+from cloche.guest.__main__ import main
+main()
+"""
+
+# Runs on the image's Python, whose byte code differs from this process's. Sources
+# come in and byte code goes out through pipes: nothing is written to the image.
+# The flag 1 is an unchecked hash: Python loads such a file without looking at
+# the source's time stamp (PEP 552).
+_COMPILE = """\
+import base64, importlib.util, json, marshal, sys
+result = {}
+for path, source in json.load(sys.stdin).items():
+    code = compile(source, "/" + path, "exec", dont_inherit=True)
+    parts = importlib.util.MAGIC_NUMBER, (1).to_bytes(4, "little"), \
+        importlib.util.source_hash(source.encode()), marshal.dumps(code)
+    result[importlib.util.cache_from_source(path)] = base64.b64encode(b"".join(parts)).decode()
+json.dump(result, sys.stdout)
+"""
+_COMPILE_TIMEOUT_S = 30
+
+
+def guest_sources() -> dict[str, str]:
+    """Return the guest's modules by their path in the machine."""
+    # By its folder and not by import: nothing on the host imports the guest.
+    folder = Path(__file__).resolve().parents[1] / "guest"
+    return {
+        f"opt/cloche/lib/cloche/guest/{path.relative_to(folder)}": path.read_text("utf-8")
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+class GuestLayer:
+    """One version of the guest, to be laid over any image."""
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self._sources = sources
+        total = hashlib.sha256(LAUNCHER.encode())
+        for path, source in sources.items():
+            total.update(f"{path}\0{len(source)}\0{source}".encode())
+        self.name = f"guest-{total.hexdigest()[:16]}"
+
+    def ensure(self, image: Path) -> Path:
+        """Return the layer in the folder `image`, made if it is not there.
+
+        Raises:
+            ImageCorrupt: the image's Python cannot compile the guest.
+            OperatorError: the folder cannot be written.
+        """
+        layer = image / self.name
+        if not (layer / "opt/cloche/bin/guest").is_file():
+            _make(layer, self._sources, image / "rootfs")
+        return layer
+
+
+def _make(layer: Path, sources: dict[str, str], root: Path) -> None:
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=".guest-", dir=layer.parent))
+    except OSError as error:
+        raise OperatorError(
+            f"The guest's layer cannot be written to {layer.parent}: {error.strerror}.",
+            remedy="Run Cloche as the user who built the image, on a disk that has room.",
+        ) from error
+    try:
+        _write(temporary, {path: source.encode() for path, source in sources.items()})
+        _write(temporary, _compiled(sources, root))
+        _write(temporary, {"opt/cloche/bin/guest": LAUNCHER.encode()})
+        (temporary / "opt/cloche/bin/guest").chmod(0o755)
+        # An overlay shows the top-most layer's owner and mode for a folder
+        # that several layers have, whatever the umask was here.
+        for folder, _, _ in os.walk(temporary):
+            Path(folder).chmod(0o755)
+        _publish(temporary, layer)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish(temporary: Path, layer: Path) -> None:
+    try:
+        temporary.rename(layer)
+    except OSError:
+        # Another process was faster with the very same content.
+        if not (layer / "opt/cloche/bin/guest").is_file():
+            raise
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o644)
+
+
+def _compiled(sources: dict[str, str], root: Path) -> dict[str, bytes]:
+    """Return the byte code of `sources` by path, from the Python under `root`."""
+    argv = ["chroot", "--userspec=65534:65534", str(root), "/usr/bin/python3", "-IS", "-c"]
+    try:
+        done = subprocess.run(
+            [*argv, _COMPILE],
+            input=json.dumps(sources),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_COMPILE_TIMEOUT_S,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", "") or str(error)
+        raise ImageCorrupt(
+            f"The image's Python could not compile the guest: {reason.strip()}",
+            remedy="Run Cloche as root; if it is, build anew: `cloche image build --force`.",
+        ) from error
+    compiled: dict[str, str] = json.loads(done.stdout)
+    return {path: base64.b64decode(code) for path, code in compiled.items()}

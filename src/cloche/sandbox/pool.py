@@ -1,0 +1,100 @@
+"""Machines booted ahead, so that a job does not wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import Final
+
+from cloche.core.errors import BadSettings, ClocheError
+from cloche.core.image import Image
+from cloche.core.machine import Backend
+from cloche.core.spec import SandboxSpec
+from cloche.sandbox.sandbox import Sandbox
+
+logger = logging.getLogger(__name__)
+
+_BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)
+"""How long to wait after the first, second, … failure to start a machine in a row."""
+
+
+class Pool:
+    """`size` machines of one spec, refilled in the background.
+
+    A machine leaves the pool once and never comes back: no two jobs share one.
+    """
+
+    def __init__(self, backend: Backend, spec: SandboxSpec, image: Image, *, size: int) -> None:
+        if size < 0:
+            raise BadSettings(
+                f"The warm pool's size is {size}.", remedy="Set it to 0 (no pool) or more."
+            )
+        self.spec = spec
+        self._backend = backend
+        self._image = image
+        self._size = size
+        self._warm: deque[Sandbox] = deque()
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._filler: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> int:
+        return len(self._warm)
+
+    def start(self) -> None:
+        """Begin to fill the pool."""
+        if self._filler is None and self._size:
+            self._filler = asyncio.create_task(self._fill(), name="pool")
+
+    async def filled(self) -> None:
+        """Wait until every machine of the pool is up."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._warm) >= self._size)
+
+    async def claim(self) -> Sandbox:
+        """Take a warm machine, or start one when none is left. It is the caller's to close.
+
+        Raises:
+            BackendUnavailable, MachineNotStarted: as `Backend.create`.
+        """
+        while self._warm:
+            sandbox = self._warm.popleft()
+            self._wanted.set()
+            if await sandbox.machine.alive():
+                return sandbox
+            logger.warning("machine %s died in the pool", sandbox.id)
+            await sandbox.close()
+        return await Sandbox.start_on(self._backend, self.spec, self._image)
+
+    async def close(self) -> None:
+        """Stop filling and destroy what nobody claimed."""
+        if self._filler is not None:
+            self._filler.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._filler
+            self._filler = None
+        while self._warm:
+            await self._warm.popleft().close()
+
+    async def _fill(self) -> None:
+        failures = 0
+        while True:
+            self._wanted.clear()
+            if len(self._warm) >= self._size:
+                await self._wanted.wait()
+                continue
+            try:
+                sandbox = await Sandbox.start_on(self._backend, self.spec, self._image)
+            except ClocheError as error:
+                delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+                failures += 1
+                logger.warning("pool: %s Trying again in %s s.", error, delay_s)
+                await asyncio.sleep(delay_s)
+            else:
+                failures = 0
+                async with self._changed:
+                    self._warm.append(sandbox)
+                    self._changed.notify_all()

@@ -1,0 +1,52 @@
+"""What an operator can set. Each setting is an environment variable, CLOCHE_ and its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cloche.core.errors import BadSettings
+
+
+def _default_data() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/cloche")
+    return Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local/share")) / "cloche"
+
+
+class Settings(BaseSettings):
+    """Documented in docs/reference/settings.md."""
+
+    model_config = SettingsConfigDict(env_prefix="CLOCHE_", extra="ignore")
+
+    data: Annotated[Path, Field(description="Where images, machines and jobs are kept.")] = Field(
+        default_factory=_default_data
+    )
+    pool_size: Annotated[
+        int, Field(ge=0, le=1000, description="Machines kept booted ahead of demand.")
+    ] = 2
+    apt_sources: Annotated[
+        Path | None,
+        Field(description="An apt sources file to build the machine image from."),
+    ] = None
+
+
+def load() -> Settings:
+    """Read the settings from the environment.
+
+    Raises:
+        BadSettings: which variable is wrong, and why.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = "CLOCHE_" + "_".join(map(str, first["loc"])).upper()
+        raise BadSettings(
+            f"{name}: {first['msg']}.",
+            remedy=f"Correct {name}, or unset it for its default.",
+        ) from None
