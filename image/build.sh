@@ -51,7 +51,9 @@ done
 mkdir -p "$root/run/build/wheels"
 cp -R "$recipe" "$root/run/build/recipe"
 for file in "$host"/ca.crt "$host"/npmrc /etc/resolv.conf /etc/hosts; do
-    cp --dereference "$file" "$root/run/build/"
+    if [[ -e $file ]]; then
+        cp --dereference "$file" "$root/run/build/"
+    fi
 done
 for folder in "$host"/wheels/*; do
     mkdir "$root/run/build/wheels/${folder##*/}"
@@ -59,7 +61,7 @@ for folder in "$host"/wheels/*; do
 done
 for file in resolv.conf hosts; do
     rm -f "$root/etc/$file"
-    touch "$root/etc/$file"
+    touch "$root/etc/$file" "$root/run/build/$file"
     mount --bind "$root/run/build/$file" "$root/etc/$file"
 done
 

@@ -8,7 +8,6 @@ import json
 import os
 import posixpath
 import re
-import secrets
 import stat as modes
 import sys
 from collections.abc import Callable, Iterator
@@ -143,7 +142,7 @@ def _begin_write(path: str, parents: bool) -> tuple[int, str, str, int]:
         with contextlib.suppress(FileNotFoundError):
             if modes.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise IsADirectoryError(errno.EISDIR, "Is a folder", path)
-        temporary = f"{paths.SCRIPT_PREFIX}{secrets.token_hex(8)}"
+        temporary = f"{paths.SCRIPT_PREFIX}{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return folder, name, temporary, os.open(temporary, flags, 0o600, dir_fd=folder)
     except BaseException:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
-_PR_CAPBSET_DROP = 24
-_PR_SET_CHILD_SUBREAPER = 36
 
 _SYS_OPENAT2 = 437  # The same number on every architecture: it is newer than their split.
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -40,26 +36,9 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def become_subreaper() -> None:
-    """Make every orphan below this process its child, however it was daemonised."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
-
-
-def die_with_parent() -> None:
-    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")
-
-
 def hide_from_ptrace() -> None:
     """Keep memory and /proc entries from every process without CAP_SYS_PTRACE."""
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
-
-
-def drop_capability_bounds() -> None:
-    """Give up every capability for good: nothing executed from here can gain one."""
-    capability = 0
-    # The kernel says EINVAL for the first number it does not know.
-    while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
-        capability += 1
 
 
 def act_as(uid: int, gid: int) -> None:

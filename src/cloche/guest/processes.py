@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import errno
 import fcntl
-import json
 import os
-import secrets
 import socket
 import struct
 import termios
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from cloche.guest import paths
 from cloche.guest.http import Exchange, Refusal, bad_request, number
-from cloche.guest.spool import KEEP, Spool
+from cloche.guest.process import FULL, READ_BYTES, Process
 
-READ_BYTES = 64 * 1024
-LAG = KEEP // 2
-"""How far a follower may fall behind before the process is made to wait for it."""
 HEARTBEAT_S = 5.0
 REMEMBERED = 64
 """Finished processes whose output can still be read."""
-SPOOL_FOLDER = "/run/cloche"
-KILL_S = 10.0
 TOOL_S = 3600
+OPEN_FILES = 65536
 END_OF_TRANSMISSION = b"\x04"
 """What closes a terminal's input: Ctrl-D."""
 
@@ -44,219 +36,8 @@ BASE_ENV = {
     ),
 }
 
-_STAGES = {
-    "cwd": "cannot enter the working folder",
-    "exec": "cannot run the program",
-    "setup": "cannot prepare the process",
-    "fork": "cannot make a process",
-}
-
-
-class Process:
-    """One command, from its start until its record is forgotten."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.id = secrets.token_hex(8)
-        self.argv: list[str] = request["argv"]
-        self.pty: bool = request["pty"]
-        self.started_at = time.time()
-        self.pid = 0
-        self.exit: dict[str, Any] | None = None
-        self.timed_out = False
-        self.tree_gone = asyncio.Event()
-        self.spools = {"stdout": Spool(SPOOL_FOLDER), "stderr": Spool(SPOOL_FOLDER)}
-        self.cursors: dict[asyncio.Event, dict[str, int]] = {}
-        """One entry for each follower: what wakes it, and how far it has read."""
-        self.sources: dict[str, int] = {}
-        """The read ends still open. A terminal has one, and it is the write end too."""
-        self.stdin: int | None = None
-        self.script: str | None = None
-        self._waiting: set[str] = set()
-        self._control_writer: asyncio.StreamWriter | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._feeding = asyncio.Lock()
-
-    def status(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "pid": self.pid,
-            "argv": self.argv,
-            "pty": self.pty,
-            "started_at": self.started_at,
-            "stdout_bytes": self.spools["stdout"].end,
-            "stderr_bytes": self.spools["stderr"].end,
-            "exit": self.exit,
-        }
-
-    def order(self, message: dict[str, Any]) -> None:
-        if self._control_writer is not None and not self.tree_gone.is_set():
-            self._control_writer.write(json.dumps(message).encode() + b"\n")
-
-    async def kill(self) -> None:
-        """Kill the whole tree and return when the kernel says that none of it is left."""
-        self.order({"kill": True})
-        try:
-            await asyncio.wait_for(self.tree_gone.wait(), KILL_S)
-        except TimeoutError:
-            raise Refusal(500, "kill_failed", "a process of the tree does not die") from None
-
-    async def begin(
-        self, control: socket.socket, request: dict[str, Any], timeout_s: float | None
-    ) -> None:
-        """Hand the request to the keeper and wait until the program runs, or cannot."""
-        reader, writer = await asyncio.open_unix_connection(sock=control, limit=READ_BYTES)
-        self._control_writer = writer
-        writer.write(json.dumps(request).encode() + b"\n")
-        first = json.loads(await reader.readline() or '{"failed": {"errno": 0, "stage": "fork"}}')
-        if "failed" in first:
-            writer.close()
-            self.tree_gone.set()
-            raise _start_refusal(request, **first["failed"])
-        self.pid = first["started"]
-        loop = asyncio.get_running_loop()
-        for name, descriptor in self.sources.items():
-            loop.add_reader(descriptor, self._read, name)
-        if timeout_s is not None:
-            self._deadline = loop.call_later(timeout_s, self._time_out)
-        self._watcher = loop.create_task(self._watch(reader))
-
-    async def _watch(self, reader: asyncio.StreamReader) -> None:
-        """Follow the keeper until the last process of the tree is gone."""
-        while line := await reader.readline():
-            self._drain()
-            self.exit = {**json.loads(line)["exit"], "timed_out": self.timed_out}
-            self.remove_script()
-            # A timed-out command has ended when its whole tree has.
-            if not self.timed_out:
-                self.notify()
-        self.tree_gone.set()
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._control_writer is not None:
-            self._control_writer.close()
-        if self.exit is None:  # The keeper itself died; no one knows more.
-            self.exit = {
-                "code": 137, "signal": 9, "timed_out": self.timed_out,
-                "duration_s": time.time() - self.started_at, "cpu_s": 0.0, "max_rss_kib": 0,
-            }  # fmt: skip
-            self.remove_script()
-        self.notify()
-
-    def _time_out(self) -> None:
-        self.timed_out = True
-        if self.exit is None:
-            self.order({"kill": True})
-
-    def remove_script(self) -> None:
-        if self.script is not None:
-            paths.in_background(paths.remove_quietly, self.script)
-            self.script = None
-
-    def notify(self) -> None:
-        for wake in self.cursors:
-            wake.set()
-
-    def _read(self, name: str) -> None:
-        if self._must_wait(name):
-            asyncio.get_running_loop().remove_reader(self.sources[name])
-            self._waiting.add(name)
-        else:
-            self._read_once(name)
-
-    def _read_once(self, name: str) -> bool:
-        """Move what is there into the spool; return whether there may be more."""
-        descriptor = self.sources[name]
-        try:
-            data = os.read(descriptor, READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            # Linux answers EIO on a terminal whose last process has gone.
-            if error.errno != errno.EIO:
-                raise
-            data = b""
-        if not data:
-            self.close_source(name)
-            return False
-        self.spools[name].append(data)
-        self.notify()
-        return True
-
-    def _drain(self) -> None:
-        """Take in what the ended process had written; later writers keep the pipe open."""
-        for name in list(self.sources):
-            for _ in range(32):
-                if not self._read_once(name):
-                    break
-
-    def _must_wait(self, name: str) -> bool:
-        end = self.spools[name].end
-        return any(end - cursor[name] > LAG for cursor in self.cursors.values())
-
-    def caught_up(self) -> None:
-        """A follower read on, or left: let a waiting process write again."""
-        for name in list(self._waiting):
-            if not self._must_wait(name):
-                self._waiting.discard(name)
-                asyncio.get_running_loop().add_reader(self.sources[name], self._read, name)
-
-    def close_source(self, name: str) -> None:
-        descriptor = self.sources.pop(name)
-        self._waiting.discard(name)
-        asyncio.get_running_loop().remove_reader(descriptor)
-        if descriptor == self.stdin:
-            self.stdin = None
-        os.close(descriptor)
-
-    async def feed(self, data: bytes) -> None:
-        """Write all of `data` to the process's input, at the pace it is read."""
-        async with self._feeding:
-            view = memoryview(data)
-            while view:
-                if self.stdin is None:
-                    raise Refusal(409, "stdin_closed", "the process's input is closed")
-                try:
-                    view = view[os.write(self.stdin, view) :]
-                except BlockingIOError:
-                    await self._until_writable(self.stdin)
-                except OSError as error:
-                    if error.errno not in (errno.EPIPE, errno.EIO):
-                        raise
-                    message = "the process no longer reads its input"
-                    raise Refusal(409, "stdin_closed", message) from None
-
-    async def _until_writable(self, descriptor: int) -> None:
-        # A pipe whose readers are gone counts as writable, and then answers EPIPE.
-        loop = asyncio.get_running_loop()
-        writable: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(descriptor, _done, writable)
-        try:
-            await writable
-        finally:
-            loop.remove_writer(descriptor)
-
-    def close_stdin(self) -> None:
-        if self.stdin is not None:
-            os.close(self.stdin)
-            self.stdin = None
-
-    def forget(self) -> None:
-        for name in list(self.sources):
-            self.close_source(name)
-        self.close_stdin()
-        for spool in self.spools.values():
-            spool.close()
-
-
-def _start_refusal(request: dict[str, Any], errno: int, stage: str) -> Refusal:
-    reason = os.strerror(errno)
-    subject = {"cwd": request["cwd"], "exec": request["argv"][0]}.get(stage, "")
-    if stage in ("fork", "setup") or errno in _FULL:
-        return Refusal(507, "machine_full", f"{_STAGES[stage]}: {reason}")
-    return Refusal(422, "not_started", f"{_STAGES[stage]} {subject!r}: {reason}")
-
-
-_FULL = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
+KEEPER = "/opt/cloche/bin/keeper"
+_CONTROL_FD = 3
 
 
 class ToolFailed(Refusal):
@@ -271,12 +52,11 @@ class ToolFailed(Refusal):
 class Table:
     """Every process started through the channel."""
 
-    def __init__(self, spawner: socket.socket, process_bound: int) -> None:
-        self._spawner = spawner
+    def __init__(self, process_bound: int) -> None:
         self._processes: dict[str, Process] = {}
         # A few slots are kept from user code, so that a fork bomb cannot keep
         # the guest from starting the command that ends it.
-        self._rlimits = {"NPROC": max(16, process_bound - 24), "NOFILE": 65536, "CORE": 0}
+        self._user_processes = max(16, process_bound - 24)
 
     def get(self, process_id: str) -> Process:
         try:
@@ -322,7 +102,7 @@ class Table:
 
     async def signal(self, exchange: Exchange, process_id: str) -> None:
         process = self.get(process_id)
-        process.order({"signal": number(exchange, "number", 15, 1, 64)})
+        process.order(number(exchange, "number", 15, 1, 64))
         await exchange.answer({})
 
     async def kill(self, exchange: Exchange, process_id: str) -> None:
@@ -379,22 +159,13 @@ class Table:
     async def _spawn(self, body: dict[str, Any]) -> Process:
         request, timeout_s = _parse(body)
         process = Process(request)
-        request["rlimits"] = self._rlimits
-        if "script" in body:
-            process.script = await paths.write_script(request["cwd"], process.id, body["script"])
-            request["argv"] = [*request["argv"], process.script]
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        given: list[int] = []
         try:
-            given = await self._wire(process, body)
-            try:
-                socket.send_fds(self._spawner, [b"s"], [theirs.fileno(), *given])
-            finally:
-                theirs.close()
-                for descriptor in set(given):
-                    os.close(descriptor)
-            await process.begin(ours, request, timeout_s)
+            if "script" in body:
+                script = await paths.write_script(process.cwd, process.id, body["script"])
+                process.script = script
+                process.argv = [*process.argv, script]
+            control = await self._fork(process, request["env"], body)
+            await process.begin(control, timeout_s)
         except BaseException:
             process.forget()
             process.remove_script()
@@ -402,6 +173,36 @@ class Table:
         self._processes[process.id] = process
         self._forget_old()
         return process
+
+    async def _fork(
+        self, process: Process, env: dict[str, str], body: dict[str, Any]
+    ) -> socket.socket:
+        """Start the process's keeper; return our end of its control socket."""
+        given = await self._wire(process, body)
+        ours, theirs = socket.socketpair()
+        try:
+            os.posix_spawn(  # noqa: ASYNC221 - returns as soon as the keeper runs
+                KEEPER,
+                [
+                    KEEPER, process.cwd, str(self._user_processes), str(OPEN_FILES),
+                    str(int(process.pty)), *process.argv,
+                ],
+                env,
+                # Ours start at 4: 0 to 2 are /dev/null, 3 is the channel.
+                file_actions=[
+                    *((os.POSIX_SPAWN_DUP2, end, target) for target, end in enumerate(given)),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD),
+                ],
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise process.refusal(error.errno or 0, "f" if error.errno in FULL else "e") from None
+        finally:
+            theirs.close()
+            for end in set(given):
+                os.close(end)
+        ours.setblocking(False)
+        return ours
 
     async def _wire(self, process: Process, body: dict[str, Any]) -> list[int]:
         """Make the pipes or the terminal; keep our ends, return the process's three."""
@@ -506,8 +307,3 @@ def _is_text(value: object) -> bool:
 
 def _set_size(terminal: int, rows: int, cols: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
-
-
-def _done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
 
 import h11
 
-from cloche.guest import files, paths, tunnel, watch
+from cloche.guest import files, linux, paths, tunnel, watch
 from cloche.guest.http import Exchange, Refusal
-from cloche.guest.processes import SPOOL_FOLDER, Table
+from cloche.guest.process import SPOOL_FOLDER
+from cloche.guest.processes import Table
 
 PROTOCOL = 1
 _BACKLOG = 256
@@ -21,15 +24,15 @@ _BACKLOG = 256
 Handler = Callable[..., Awaitable[None]]
 
 
-def run(channel: socket.socket, spawner: socket.socket, when_ready: Callable[[], None]) -> None:
-    asyncio.run(_serve(channel, spawner, when_ready))
+def run(channel: socket.socket) -> None:
+    os.umask(0o022)
+    linux.hide_from_ptrace()
+    asyncio.run(_serve(channel))
 
 
-async def _serve(
-    channel: socket.socket, spawner: socket.socket, when_ready: Callable[[], None]
-) -> None:
+async def _serve(channel: socket.socket) -> None:
     os.makedirs(SPOOL_FOLDER, mode=0o700, exist_ok=True)  # noqa: PTH103 - pathlib is not loaded
-    routes = _routes(Table(spawner, int(os.environ.get("CLOCHE_PIDS", "1024"))))
+    routes = _routes(Table(int(os.environ.get("CLOCHE_PIDS", "1024"))))
 
     async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -37,10 +40,26 @@ async def _serve(
         finally:
             writer.close()
 
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, _reap)
     channel.setblocking(False)
     server = await asyncio.start_unix_server(on_connect, sock=channel, backlog=_BACKLOG)
-    when_ready()
+    _silence()
     await server.serve_forever()
+
+
+def _reap() -> None:
+    """Collect dead keepers, and any orphan that outlived its own."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _silence() -> None:
+    """Let go of the backend's log: it is for a failed start, and not bounded."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
 
 
 def _routes(table: Table) -> list[tuple[str, re.Pattern[str], Handler]]:

@@ -9,7 +9,6 @@ unlinked at once: nothing is left behind, whatever happens. Only the last
 from __future__ import annotations
 
 import os
-import tempfile
 
 from cloche.guest import linux
 
@@ -69,7 +68,8 @@ class Spool:
 
     def _spill(self) -> None:
         try:
-            self._file, path = tempfile.mkstemp(dir=self._folder)
+            path = f"{self._folder}/{os.urandom(8).hex()}"
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.unlink(path)  # noqa: PTH108 - pathlib is not loaded
             _write_all(self._file, self._memory, self.end - len(self._memory))
         except OSError:

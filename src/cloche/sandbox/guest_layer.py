@@ -39,16 +39,21 @@ for path, source in json.load(sys.stdin).items():
     result[importlib.util.cache_from_source(path)] = base64.b64encode(b"".join(parts)).decode()
 json.dump(result, sys.stdout)
 """
-_COMPILE_TIMEOUT_S = 30
+# The keeper is built by the image's own compiler, on a file system that vanishes with it.
+_BUILD_KEEPER = """\
+mount -t tmpfs tmpfs "$1/tmp" && exec chroot --userspec=65534:65534 "$1" /bin/sh -c '
+cd /tmp && gcc -O2 -static -Wall -Wextra -Werror -x c -o keeper - >&2 && cat keeper'
+"""
+_COMPILE_TIMEOUT_S = 60
 
 
 def guest_sources() -> dict[str, str]:
-    """Return the guest's modules by their path in the machine."""
+    """Return the guest's sources by their path in the machine."""
     # By its folder and not by import: nothing on the host imports the guest.
     folder = Path(__file__).resolve().parents[1] / "guest"
     return {
         f"opt/cloche/lib/cloche/guest/{path.relative_to(folder)}": path.read_text("utf-8")
-        for path in sorted(folder.rglob("*.py"))
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.c")])
     }
 
 
@@ -85,9 +90,19 @@ def _make(layer: Path, sources: dict[str, str], root: Path) -> None:
         ) from error
     try:
         _write(temporary, {path: source.encode() for path, source in sources.items()})
-        _write(temporary, _compiled(sources, root))
-        _write(temporary, {"opt/cloche/bin/guest": LAUNCHER.encode()})
-        (temporary / "opt/cloche/bin/guest").chmod(0o755)
+        modules = {path: source for path, source in sources.items() if path.endswith(".py")}
+        _write(temporary, _compiled(modules, root))
+        programs = {
+            "opt/cloche/bin/guest": LAUNCHER.encode(),
+            **{
+                f"opt/cloche/bin/{Path(path).stem}": _built(source, root)
+                for path, source in sources.items()
+                if path.endswith(".c")
+            },
+        }
+        _write(temporary, programs)
+        for path in programs:
+            (temporary / path).chmod(0o755)
         # An overlay shows the top-most layer's owner and mode for a folder
         # that several layers have, whatever the umask was here.
         for folder, _, _ in os.walk(temporary):
@@ -117,21 +132,32 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 def _compiled(sources: dict[str, str], root: Path) -> dict[str, bytes]:
     """Return the byte code of `sources` by path, from the Python under `root`."""
     argv = ["chroot", "--userspec=65534:65534", str(root), "/usr/bin/python3", "-IS", "-c"]
+    said = _run([*argv, _COMPILE], json.dumps(sources), "Python")
+    compiled: dict[str, str] = json.loads(said)
+    return {path: base64.b64decode(code) for path, code in compiled.items()}
+
+
+def _built(source: str, root: Path) -> bytes:
+    """Return a static program, from the C compiler under `root`."""
+    argv = ["unshare", "--mount", "--propagation=private", "sh", "-c", _BUILD_KEEPER, "sh"]
+    return _run([*argv, str(root)], source, "C compiler")
+
+
+def _run(argv: list[str], text: str, what: str) -> bytes:
     try:
         done = subprocess.run(
-            [*argv, _COMPILE],
-            input=json.dumps(sources),
+            argv,
+            input=text.encode(),
             capture_output=True,
-            text=True,
             check=True,
             timeout=_COMPILE_TIMEOUT_S,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", "") or str(error)
+        said: bytes = getattr(error, "stderr", None) or b""
+        reason = said.decode(errors="replace").strip() or str(error)
         raise ImageCorrupt(
-            f"The image's Python could not compile the guest: {reason.strip()}",
+            f"The image's {what} could not compile the guest: {reason}",
             remedy="Run Cloche as root; if it is, build anew: `cloche image build --force`.",
         ) from error
-    compiled: dict[str, str] = json.loads(done.stdout)
-    return {path: base64.b64decode(code) for path, code in compiled.items()}
+    return done.stdout

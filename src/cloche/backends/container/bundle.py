@@ -18,13 +18,10 @@ _GUEST_CAPABILITIES = ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"]
 """What it takes to become uid 1000, to give the rest up for good, and to end what runs so."""
 
 _MASKED = [
-    "/proc/acpi", "/proc/asound", "/proc/bus", "/proc/cmdline", "/proc/config.gz",
-    "/proc/driver", "/proc/execdomains", "/proc/fs", "/proc/interrupts", "/proc/irq",
-    "/proc/kallsyms", "/proc/kcore", "/proc/key-users", "/proc/keys", "/proc/kmsg",
-    "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats",
-    "/proc/modules", "/proc/mtrr", "/proc/pagetypeinfo", "/proc/sched_debug", "/proc/scsi",
-    "/proc/slabinfo", "/proc/sysrq-trigger", "/proc/sysvipc", "/proc/timer_list",
-    "/proc/timer_stats", "/proc/tty", "/proc/vmallocinfo", "/proc/zoneinfo",
+    "/proc/acpi", "/proc/asound", "/proc/cmdline", "/proc/config.gz", "/proc/interrupts",
+    "/proc/kallsyms", "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/latency_stats",
+    "/proc/modules", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/sysrq-trigger",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/vmallocinfo",
 ]  # fmt: skip
 
 
@@ -80,7 +77,7 @@ def config(
             },
             "seccomp": seccomp.profile(),
             "maskedPaths": _MASKED,
-            "readonlyPaths": ["/proc/sys"],
+            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
         },
     }
 
