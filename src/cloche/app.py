@@ -70,8 +70,7 @@ class Sandbox(sandbox_module.Sandbox):
     """A sandbox that finds a backend and an image by itself."""
 
     @classmethod
-    @contextlib.asynccontextmanager
-    async def create(
+    def create(
         cls,
         *,
         image: str = "base",
@@ -80,7 +79,7 @@ class Sandbox(sandbox_module.Sandbox):
         disk_mib: int = 8192,
         pids: int = 1024,
         settings: settings_module.Settings | None = None,
-    ) -> AsyncIterator[Sandbox]:
+    ) -> contextlib.AbstractAsyncContextManager[Sandbox]:
         """Make a machine for the length of an `async with` block.
 
         Raises:
@@ -91,11 +90,18 @@ class Sandbox(sandbox_module.Sandbox):
         spec = SandboxSpec(
             image=image, vcpus=vcpus, memory_mib=memory_mib, disk_mib=disk_mib, pids=pids
         )
+        return cls.of(spec, settings)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(
+        cls, spec: SandboxSpec, settings: settings_module.Settings | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """Make a machine of `spec`, as `create` does, after sweeping what the dead left."""
         host = Host.from_settings(settings)
         try:
             await host.backend.sweep()
-            found = host.image(spec.image)
-            async with await cls.start_on(host.backend, spec, found) as sandbox:
+            async with await cls.start_on(host.backend, spec, host.image(spec.image)) as sandbox:
                 yield sandbox
         finally:
             host.backend.close()

@@ -8,14 +8,19 @@ say where packages come from, and writes down no host name of its own.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloche.core.errors import OperatorError
+
 WHEELS = "/run/build/wheels"
 """Where image/build.sh shows the host's folders of wheels to pip."""
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _CODENAMES = "bullseye|bookworm|trixie|forky|duke|sid"
 _SUITE = re.compile(rf"(?:{_CODENAMES})(-updates|-security)?")
@@ -152,7 +157,8 @@ def pip_settings(environ: Mapping[str, str], files: Iterable[Path]) -> dict[str,
     settings: dict[str, str] = {}
     for path in files:
         parser = configparser.RawConfigParser(strict=False)
-        parser.read_string(path.read_text("utf-8", "replace"))
+        with contextlib.suppress(configparser.Error):
+            parser.read_string(path.read_text("utf-8", "replace"))
         for section in ("global", "install"):
             if parser.has_section(section):
                 settings |= {key.replace("-", "_"): value for key, value in parser.items(section)}
@@ -167,22 +173,26 @@ def pip_settings(environ: Mapping[str, str], files: Iterable[Path]) -> dict[str,
 
 
 def wheel_folders(settings: Mapping[str, str]) -> tuple[list[Path], list[str]]:
-    """Split pip's find-links into folders on this host and everything else."""
+    """Split pip's find-links into folders on this host and addresses; drop the rest."""
     folders: list[Path] = []
     links: list[str] = []
     for link in settings.get("find_links", "").split():
         path = Path(link.removeprefix("file://"))
-        if path.is_absolute():
-            folders += [path] if path.is_dir() else []
-        else:
+        if path.is_absolute() and path.is_dir():
+            folders.append(path)
+        elif "://" in link and not link.startswith("file:"):
             links.append(link)
     return folders, links
 
 
-def npmrc(texts: Iterable[str]) -> str:
-    """Return the lines of npm's configuration files that say where packages come from."""
-    lines = (line for text in texts for line in text.splitlines())
-    return "".join(f"{line}\n" for line in lines if _NPMRC_LINE.match(line))
+def npmrc(texts: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return the lines of npm's configuration files that say where packages come from.
+
+    npm fills in `${NAME}` from an environment that the build does not have.
+    """
+    lines = [line for text in texts for line in text.splitlines() if _NPMRC_LINE.match(line)]
+    filled = (re.sub(r"\$\{(\w+)\}", lambda m: environ.get(m[1], ""), line) for line in lines)
+    return "".join(f"{line}\n" for line in filled)
 
 
 def ca_bundle(environ: Mapping[str, str]) -> Path | None:
@@ -196,7 +206,7 @@ def environment(environ: Mapping[str, str], pip: Mapping[str, str]) -> dict[str,
     folders, links = wheel_folders(pip)
     links += [f"{WHEELS}/{number}" for number in range(len(folders))]
     result = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": PATH,
         "HOME": "/root",
         "LANG": "C.UTF-8",
     }
@@ -212,26 +222,39 @@ def environment(environ: Mapping[str, str], pip: Mapping[str, str]) -> dict[str,
 
 
 def describe(folder: Path, *, suite: str, dump: str, apt_sources: Path | None) -> dict[str, str]:
-    """Write what image/build.sh wants to know of this host to `folder`; return its environment."""
+    """Write what image/build.sh wants to know of this host to `folder`; return its environment.
+
+    Raises:
+        OperatorError: `apt_sources` cannot be read.
+    """
     environ = dict(os.environ)
     home = Path(environ.get("HOME", "/root"))
     # The host's registries may hold passwords.
     folder.mkdir(mode=0o700)
     (folder / "apt.conf").write_text(apt_options(dump), "utf-8")
-    if apt_sources is not None:
-        sources: str | None = apt_sources.read_text("utf-8")
-    else:
-        sources = debian_sources(apt_entries(Path("/etc/apt")), suite)
+    sources = _read_sources(apt_sources, suite)
     if sources is not None:
         (folder / "sources.list").write_text(sources, "utf-8")
     if (bundle := ca_bundle(environ)) is not None:
         (folder / "ca.crt").write_bytes(bundle.read_bytes())
     user_npmrc = environ.get("NPM_CONFIG_USERCONFIG") or environ.get("npm_config_userconfig")
     npm_files = [Path("/etc/npmrc"), Path("/usr/etc/npmrc"), Path(user_npmrc or home / ".npmrc")]
-    texts = (path.read_text("utf-8", "replace") for path in npm_files if path.is_file())
-    (folder / "npmrc").write_text(npmrc(texts), "utf-8")
+    texts = [path.read_text("utf-8", "replace") for path in npm_files if path.is_file()]
+    (folder / "npmrc").write_text(npmrc(texts, environ), "utf-8")
     pip = pip_settings(environ, pip_files(environ, home))
     (folder / "wheels").mkdir()
     for number, wheels in enumerate(wheel_folders(pip)[0]):
         (folder / "wheels" / str(number)).symlink_to(wheels)
     return environment(environ, pip)
+
+
+def _read_sources(named: Path | None, suite: str) -> str | None:
+    if named is None:
+        return debian_sources(apt_entries(Path("/etc/apt")), suite)
+    try:
+        return named.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise OperatorError(
+            f"The apt sources file {named} cannot be read: {error}.",
+            remedy="Correct CLOCHE_APT_SOURCES or --apt-sources, or leave it out.",
+        ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from cloche.core.errors import OperatorError, UserError
 
 _MOUNT_POINT_FIELD = 4
 _ATTEMPTS = 5
+_LINKS = 8
 
 
 def in_use(path: Path) -> bool:
@@ -24,7 +26,7 @@ def in_use(path: Path) -> bool:
     # Overlays name their layers in mountinfo as they were given, bind mounts by
     # the path within their file system, so the last two names are compared.
     needle = f"/{path.parent.name}/{path.name}"
-    return any(f"{needle}{end}" in text for text in _mount_tables() for end in "/:, ")
+    return any(f"{needle}{end}" in text for text in _mount_tables() for end in "/:, \n")
 
 
 def refuse_if_used(folder: Path) -> None:
@@ -76,6 +78,22 @@ def publish(staging: Path, folder: Path) -> None:
     folder.rename(doomed)
     staging.rename(folder)
     remove_tree(doomed)
+
+
+def is_whole(root: Path, entry: str) -> bool:
+    """Tell whether `entry` leads to a folder or a file with content, in the root file system."""
+    for _ in range(_LINKS):
+        path = root / entry
+        try:
+            if not path.is_symlink():
+                status = path.stat()
+                return stat.S_ISDIR(status.st_mode) or status.st_size > 0
+            # A leading slash is the machine's, not this host's.
+            target = Path("/", entry).parent / path.readlink()
+            entry = os.path.normpath(target).lstrip("/")
+        except OSError:
+            return False
+    return False
 
 
 def size_bytes(folder: Path) -> int:

@@ -32,10 +32,14 @@ from cloche.sandbox import guest_layer, host_sources, image_build, image_folders
 from cloche.sandbox.image_build import Progress
 from cloche.sandbox.recipe import Recipe, find_recipe
 
+__all__ = ["Images", "Listed", "Progress", "Record"]
+
 NAME = "base"
 FREE_BYTES = 4 << 30
 """What a build needs on the disk, with room for the packages it unpacks."""
 
+_FOLDERS = "[0-9a-f]" * 16
+_LAYER_MADE_S = 60
 _PROGRAMS = ("mmdebstrap", "unshare", "setpriv", "chroot")
 _ESSENTIAL = (
     "bin/sh",
@@ -104,9 +108,8 @@ class Images:
             raise _corrupt(folder, f"image.json is about another image, {record.digest[:16]}")
         root = folder / "rootfs"
         for entry in _ESSENTIAL:
-            # Not `exists`: an absolute link points into the machine, not this host.
-            if not os.path.lexists(root / entry):
-                raise _corrupt(folder, f"/{entry} is missing")
+            if not image_folders.is_whole(root, entry):
+                raise _corrupt(folder, f"/{entry} is missing or empty")
         return Image(name=NAME, digest=self._digest, layers=(self._guest.ensure(folder), root))
 
     async def build(
@@ -197,7 +200,7 @@ class Images:
         return tuple(path.name for path in unused)
 
     def _folders(self) -> tuple[Path, ...]:
-        return tuple(self._folder.glob("[0-9a-f]" * 16))
+        return tuple(self._folder.glob(_FOLDERS))
 
     @property
     def _current(self) -> Path:
@@ -216,7 +219,7 @@ class Images:
                 remedy="Run it again with sudo: `sudo cloche image build`.",
             )
         for program in _PROGRAMS:
-            if shutil.which(program) is None:
+            if shutil.which(program, path=host_sources.PATH) is None:
                 raise OperatorError(
                     f"Building the machine image needs the program `{program}`.",
                     remedy="Run `make setup`, or `apt-get install mmdebstrap util-linux`.",
@@ -235,8 +238,7 @@ class Images:
     @contextlib.asynccontextmanager
     async def _lock(self, report: Callable[[Progress], None]) -> AsyncIterator[int]:
         """Hold the store's lock; wait for whoever has it."""
-        self._make_folders()
-        descriptor = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = self._open_lock()
         try:
             waiting = False
             while not _try_lock(descriptor):
@@ -248,21 +250,29 @@ class Images:
         finally:
             os.close(descriptor)
 
-    def _make_folders(self) -> None:
-        # Machines run as other users and reach their layers through these folders.
-        for folder in (self._folder.parent, self._folder):
-            if not folder.is_dir():
-                folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(0o755)
-        self._logs.mkdir(exist_ok=True)
+    def _open_lock(self) -> int:
+        try:
+            # Machines run as other users and reach their layers through these folders.
+            for folder in (self._folder.parent, self._folder):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    folder.chmod(0o755)
+            self._logs.mkdir(exist_ok=True)
+            return os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OperatorError(
+                f"{self._folder} cannot be written: {error.strerror}.",
+                remedy="Run this as root, or set CLOCHE_DATA to a folder of your own.",
+            ) from error
 
     def _sweep(self) -> None:
         """Remove what killed builds and removals left. The lock is held."""
-        for pattern in (".building-*", ".removing-*"):
+        for pattern in (".building-*", ".removing-*", f"{_FOLDERS}/.removing-*"):
             for path in self._folder.glob(pattern):
                 image_folders.remove_tree(path)
-        for image in self._folders():
-            for path in (*image.glob(".guest-*"), *image.glob(".removing-*")):
+        # Layers are made without the lock, in a moment: an old one is nobody's.
+        for path in self._folder.glob(f"{_FOLDERS}/.guest-*"):
+            if time.time() - path.stat().st_mtime > _LAYER_MADE_S:
                 image_folders.remove_tree(path)
 
     async def _fill(
@@ -304,8 +314,16 @@ class Images:
 
 def _read(folder: Path) -> Record:
     try:
-        return Record(**json.loads((folder / "image.json").read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        fields = json.loads((folder / "image.json").read_bytes())
+        return Record(
+            name=str(fields["name"]),
+            digest=str(fields["digest"]),
+            suite=str(fields["suite"]),
+            architecture=str(fields["architecture"]),
+            size_bytes=int(fields["size_bytes"]),
+            built_at=str(fields["built_at"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise _corrupt(folder, f"image.json cannot be read ({error})") from error
 
 

@@ -1,0 +1,29 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup lock check test test-slow demo bench
+
+help: ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install everything: system packages, Python environment, machine image
+	@tools/setup
+
+lock: ## Compile the hashed lock files anew
+	@tools/lock
+
+check: ## Lint, types, import rules
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+test: check ## Check, then run every test but the slow ones
+	.venv/bin/pytest -m 'not slow' --required tests/required.txt
+
+test-slow: ## Run the soak tests
+	.venv/bin/pytest -m slow
+
+demo: ## One Python, one TypeScript and one shell run, each in a sandbox of its own
+	@tools/demo
+
+bench: ## Measure machines beside the peers on this host
+	.venv/bin/python benchmarks/sandbox.py
