@@ -82,5 +82,6 @@ def _raw_terminal() -> Iterator[None]:
 
 
 def _size() -> tuple[int, int]:
+    # Some terminals do not know their size and say 0.
     size = os.get_terminal_size()
-    return max(1, size.lines), max(1, size.columns)
+    return size.lines or 24, size.columns or 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -103,7 +103,7 @@ class Client:
         path: str,
         query: Query | None = None,
         body: bytes = b"",
-    ) -> AsyncIterator[W]:
+    ) -> AsyncGenerator[W, None]:
         """Make one call whose answer is a message a line, for as long as the guest goes on."""
         async with self.open(method, path, query, body) as exchange:
             rest = bytearray()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from pathlib import PurePosixPath
 
-from cloche.core.errors import BadRequest
+from cloche.core.errors import BadRequest, NoSuchFile
 from cloche.core.files import Change, FileEntry, Listing, Matches, Paths
 from cloche.sandbox import wire
 from cloche.sandbox.client import REPLY_BYTES, Client, Query
@@ -47,7 +48,7 @@ class Files:
     async def read_text(self, path: Path, *, max_bytes: int = REPLY_BYTES) -> str:
         return (await self.read(path, max_bytes=max_bytes)).decode(errors="replace")
 
-    async def stream(self, path: Path, *, offset: int = 0) -> AsyncIterator[bytes]:
+    async def stream(self, path: Path, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Read a file of any size, piece by piece."""
         query: Query = {"path": _absolute(path), "offset": _count(offset)}
         async with self._client.open("GET", "/files", query) as exchange:
@@ -74,8 +75,6 @@ class Files:
         return (await self._client.call(wire.EntryLine, "GET", "/files/stat", query)).value()
 
     async def exists(self, path: Path) -> bool:
-        from cloche.core.errors import NoSuchFile  # noqa: PLC0415
-
         try:
             await self.stat(path)
         except NoSuchFile:
@@ -124,14 +123,15 @@ class Files:
         }
         return (await self._client.call(wire.MatchesLine, "GET", "/files/grep", query)).value()
 
-    async def watch(self, path: Path = "/workspace") -> AsyncIterator[Change]:
+    async def watch(self, path: Path = "/workspace") -> AsyncGenerator[Change, None]:
         """Yield what changes below a folder, as it happens, until the caller stops."""
         lines = self._client.lines(wire.WatchLine, "GET", "/files/watch", {"path": _absolute(path)})
-        async for line in lines:
-            if change := line.value():
-                yield change
+        async with aclosing(lines):
+            async for line in lines:
+                if change := line.value():
+                    yield change
 
-    async def download(self, path: Path = "/workspace") -> AsyncIterator[bytes]:
+    async def download(self, path: Path = "/workspace") -> AsyncGenerator[bytes, None]:
         """Yield a tar of a file or folder."""
         query: Query = {"path": _absolute(path)}
         async with self._client.open("GET", "/files/tar", query) as exchange:

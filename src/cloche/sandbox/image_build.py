@@ -94,6 +94,8 @@ async def run(
     script = [str(recipe.folder / "build.sh"), str(root), recipe.suite, str(host)]
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     meter = Meter(recipe.seconds(), report)
+    # What a mirror answers may hold the password it was asked with.
+    log.touch(mode=0o600)
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             *_isolated(["bash", *script]),

@@ -16,6 +16,9 @@ from cloche.sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
 
+_WARM_UP_S: Final = 30.0
+_SETTLE_S: Final = 0.05
+"""Refilling waits this long, so that whoever took a machine has the processors first."""
 _BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)
 """How long to wait after the first, second, … failure to start a machine in a row."""
 
@@ -85,9 +88,10 @@ class Pool:
             self._wanted.clear()
             if len(self._warm) >= self._size:
                 await self._wanted.wait()
+                await asyncio.sleep(_SETTLE_S)
                 continue
             try:
-                sandbox = await Sandbox.start_on(self._backend, self.spec, self._image)
+                sandbox = await self._warm_up()
             except ClocheError as error:
                 delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
                 failures += 1
@@ -98,3 +102,13 @@ class Pool:
                 async with self._changed:
                     self._warm.append(sandbox)
                     self._changed.notify_all()
+
+    async def _warm_up(self) -> Sandbox:
+        """Start a machine and run one command on it: the first one takes twice as long."""
+        sandbox = await Sandbox.start_on(self._backend, self.spec, self._image)
+        try:
+            await sandbox.exec(["true"], timeout_s=_WARM_UP_S)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from signal import Signals
 from typing import Literal
 
@@ -30,8 +31,13 @@ class Process:
         """How it ended, once `output` or `wait` has seen it end."""
         return self._exit
 
-    async def output(self, *, stdout_from: int = 0, stderr_from: int = 0) -> AsyncIterator[Chunk]:
+    async def output(
+        self, *, stdout_from: int = 0, stderr_from: int = 0
+    ) -> AsyncGenerator[Chunk, None]:
         """Yield what it has written from these offsets on, and what it writes, until it ends.
+
+        Leaving the loop early leaves the connection open until the generator is closed:
+        wrap it in `contextlib.aclosing`, or drop it.
 
         A process that nobody follows keeps its last 64 MiB of each stream; one that
         is followed waits for its follower.
@@ -51,9 +57,10 @@ class Process:
             {"stdout": stdout_from, "stderr": stderr_from},
         )
         follower = Follower({"stdout": stdout_from, "stderr": stderr_from})
-        async for line in lines:
-            if chunk := follower.take(line):
-                yield chunk
+        async with aclosing(lines):
+            async for line in lines:
+                if chunk := follower.take(line):
+                    yield chunk
         self._exit = follower.ended()
 
     async def wait(self) -> Exit:

@@ -291,13 +291,14 @@ class _Run:
             wire.OutputLine, "POST", "/processes", {"follow": True}, _encode(body)
         )
         try:
-            async for line in lines:
-                if line.started is not None and self._process is None:
-                    self._process = Process(self._client, line.started.id, line.started.pid)
-                    if stdin is not None:
-                        feeding = asyncio.create_task(_feed(self._process, stdin))
-                elif chunk := follower.take(line):
-                    self._collect(chunk)
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    if line.started is not None and self._process is None:
+                        self._process = Process(self._client, line.started.id, line.started.pid)
+                        if stdin is not None:
+                            feeding = asyncio.create_task(_feed(self._process, stdin))
+                    elif chunk := follower.take(line):
+                        self._collect(chunk)
         finally:
             if feeding is not None:
                 feeding.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -17,10 +18,17 @@ from cloche.backends.container.disk import make_disk
 from cloche.backends.container.launch import Launch, launch, rootfs
 from cloche.backends.container.machine import Machine, raze
 from cloche.backends.container.record import Folder, Record
-from cloche.core.errors import BackendUnavailable, MachineNotStarted, NoSuchMachine
+from cloche.core.errors import (
+    BackendUnavailable,
+    MachineNotDestroyed,
+    MachineNotStarted,
+    NoSuchMachine,
+)
 from cloche.core.image import Image
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
+
+logger = logging.getLogger(__name__)
 
 _RUNTIMES = ("runc", "crun")
 _DRAFT_S = 60.0
@@ -77,18 +85,28 @@ class Backend:
         return machine
 
     async def sweep(self, *, keep: Sequence[str] | None = None) -> list[str]:
-        swept = []
-        for path in record.folders(self._machines):
-            folder = Folder(path)
-            found = folder.load()
-            if found is None:  # Half removed, or damaged: the id still finds all there is.
-                found = Record(id=path.name, spec=SandboxSpec(), owner="", durable=False)
-            elif ownership.is_alive(self._owners, found.owner) or _is_spared(found, keep):
-                continue
-            await raze(folder, found)
-            swept.append(found.id)
-        self._sweep_drafts()
+        _require_root()
+        swept: list[str] = []
+        with ownership.turn(self._machines / ".sweep") as is_mine:
+            if not is_mine:  # Another process is at it.
+                return swept
+            for path in record.folders(self._machines):
+                try:
+                    if await self._sweep_one(Folder(path), keep):
+                        swept.append(path.name)
+                except MachineNotDestroyed as error:
+                    logger.warning("%s It is tried again at the next sweep.", error)
+            self._sweep_drafts()
         return swept
+
+    async def _sweep_one(self, folder: Folder, keep: Sequence[str] | None) -> bool:
+        found = folder.load()
+        if found is None:  # Half removed, or damaged: the id still finds all there is.
+            found = Record(id=folder.path.name, spec=SandboxSpec(), owner="", durable=False)
+        elif ownership.is_alive(self._owners, found.owner) or _is_spared(found, keep):
+            return False
+        await raze(folder, found)
+        return True
 
     def close(self) -> None:
         """Give up every machine that is still ours; anyone may sweep them now."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -38,3 +40,18 @@ def is_alive(folder: Path, name: str) -> bool:
         os.close(lock)
     (folder / name).unlink(missing_ok=True)
     return False
+
+
+@contextlib.contextmanager
+def turn(lock: Path) -> Iterator[bool]:
+    """Yield whether nobody else has the turn; if so, it is ours until the block ends."""
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)

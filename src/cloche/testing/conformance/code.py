@@ -201,9 +201,7 @@ class TestCode:
             assert (await transcript.ended()).code == 0, transcript.heard()
             assert bytes(transcript.stdout) == b"later\n"
 
-    async def test_code_does_not_run_where_no_file_may_be_written(
-        self, sandbox: Sandbox
-    ) -> None:
+    async def test_code_does_not_run_where_no_file_may_be_written(self, sandbox: Sandbox) -> None:
         with pytest.raises(PathRefused):
             await sandbox.run_code("python", "print(1)", cwd="/etc")
 

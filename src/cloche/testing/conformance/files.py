@@ -117,9 +117,7 @@ class TestFiles:
 
         assert len(await sandbox.files.read(f"{folder}/file", max_bytes=1001)) == 1001
 
-    async def test_large_files_are_streamed_both_ways(
-        self, sandbox: Sandbox, folder: str
-    ) -> None:
+    async def test_large_files_are_streamed_both_ways(self, sandbox: Sandbox, folder: str) -> None:
         async def parts() -> AsyncIterator[bytes]:
             for number in range(30):
                 yield hashlib.shake_128(b"%d" % number).digest(1 << 20)
@@ -249,9 +247,7 @@ class TestFiles:
         assert (len(listing.entries), listing.truncated) == (10_000, True)
         assert (len(found.paths), found.truncated) == (10_000, True)
 
-    async def test_folders_are_made_with_their_parents(
-        self, sandbox: Sandbox, folder: str
-    ) -> None:
+    async def test_folders_are_made_with_their_parents(self, sandbox: Sandbox, folder: str) -> None:
         await sandbox.files.mkdir(f"{folder}/a/b")
         await sandbox.files.mkdir(f"{folder}/a/b")
 
@@ -366,7 +362,9 @@ class TestFiles:
     async def test_special_files_neither_hang_nor_answer(
         self, sandbox: Sandbox, folder: str, time_scale: float
     ) -> None:
-        script = "mkfifo pipe; python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s')\""
+        script = (
+            "mkfifo pipe; python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s')\""
+        )
         await sandbox.exec(["sh", "-c", script], cwd=folder)
 
         async with asyncio.timeout(10 * time_scale):

@@ -76,7 +76,7 @@ class TestTimeouts:
             ("deaf to signals", "trap '' TERM INT HUP; sh -c 'sleep {mark}' & wait"),
             ("stopped", "sleep {mark} & kill -STOP $!; sleep 1000"),
             ("parentless", "(sleep {mark} &); sleep 1000"),
-            ("daemon", "python3 -c \"$DAEMON\" {mark}; sleep 1000"),
+            ("daemon", 'python3 -c "$DAEMON" {mark}; sleep 1000'),
         ],
         ids=lambda value: value if " " not in value or len(value) < 20 else "",
     )
@@ -213,9 +213,7 @@ class TestCancellation:
 
         assert await survivors(sandbox, marked) == ""
 
-    async def test_a_caller_who_only_follows_may_leave_without_harm(
-        self, sandbox: Sandbox
-    ) -> None:
+    async def test_a_caller_who_only_follows_may_leave_without_harm(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(["sh", "-c", "echo one; read line; echo $line"], stdin=True)
         chunks = process.output()
         assert (await anext(chunks)).data == b"one\n"

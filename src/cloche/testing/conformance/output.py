@@ -66,9 +66,7 @@ class TestOutput:
             assert (await transcript.ended()).code == 0
 
     async def test_the_streams_are_apart_and_each_in_order(self, sandbox: Sandbox) -> None:
-        code = (
-            "import os\nfor n in range(2000):\n os.write(1, b'o%d\\n' % n)\n os.write(2, b'e%d\\n' % n)"
-        )
+        code = "import os\nfor n in range(2000):\n os.write(1, b'o%d\\n' % n)\n os.write(2, b'e%d\\n' % n)"
 
         result = await sandbox.exec(["python3", "-c", code])
 
@@ -115,9 +113,10 @@ class TestOutput:
                 assert chunk.offset == len(found)
                 found += chunk.data
 
-        assert hashlib.sha256(found).digest() == hashlib.sha256(
-            b"".join(map(flood, range(100)))
-        ).digest()
+        assert (
+            hashlib.sha256(found).digest()
+            == hashlib.sha256(b"".join(map(flood, range(100)))).digest()
+        )
 
     async def test_what_nobody_followed_is_kept_up_to_a_bound_and_the_rest_counted(
         self, sandbox: Sandbox, time_scale: float
@@ -247,9 +246,7 @@ class TestAttaching:
         with pytest.raises((BadRequest, NoSuchProcess)):
             await sandbox.attach(name)
 
-    async def test_the_process_list_tells_what_runs_and_what_ended(
-        self, sandbox: Sandbox
-    ) -> None:
+    async def test_the_process_list_tells_what_runs_and_what_ended(self, sandbox: Sandbox) -> None:
         marked = mark()
         running = await sandbox.start(["sleep", marked])
         ended = await sandbox.start(["sh", "-c", "echo hello; exit 4"])

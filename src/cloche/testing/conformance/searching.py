@@ -151,9 +151,7 @@ class TestGrep:
         ]
         assert len(found.matches[0].text) < 100_000
 
-    async def test_many_long_lines_fit_into_one_answer(
-        self, sandbox: Sandbox, folder: str
-    ) -> None:
+    async def test_many_long_lines_fit_into_one_answer(self, sandbox: Sandbox, folder: str) -> None:
         await sandbox.files.write(f"{folder}/wide", ("needle " + "x" * 40_000 + "\n") * 800)
 
         found = await sandbox.files.grep("needle", folder)
@@ -165,9 +163,7 @@ class TestGrep:
 
         found = await sandbox.files.grep("needle", folder)
 
-        assert [match.text for match in found.matches] == [
-            "caf\N{REPLACEMENT CHARACTER} needle"
-        ]
+        assert [match.text for match in found.matches] == ["caf\N{REPLACEMENT CHARACTER} needle"]
 
     async def test_one_unreadable_file_does_not_spoil_the_search(
         self, sandbox: Sandbox, folder: str
@@ -259,9 +255,7 @@ async def _begun(sandbox: Sandbox, folder: str, changes: object) -> asyncio.Task
     raise AssertionError("the watch never told of anything")
 
 
-async def _until(
-    changes: object, last: Change, upcoming: asyncio.Task[Change]
-) -> list[Change]:
+async def _until(changes: object, last: Change, upcoming: asyncio.Task[Change]) -> list[Change]:
     seen: list[Change] = []
     try:
         async with asyncio.timeout(10):
@@ -293,9 +287,7 @@ class TestArchives:
             assert await sandbox.files.read(f"{folder}/{name}") == data
         assert await _download(sandbox, folder) == content
 
-    async def test_one_file_comes_out_as_a_tar_of_one(
-        self, sandbox: Sandbox, folder: str
-    ) -> None:
+    async def test_one_file_comes_out_as_a_tar_of_one(self, sandbox: Sandbox, folder: str) -> None:
         await sandbox.files.write(f"{folder}/only", b"one")
 
         archive = b"".join([part async for part in sandbox.files.download(f"{folder}/only")])

@@ -72,9 +72,7 @@ class TestInput:
 
         assert result.stdout == "fine\n"
 
-    async def test_a_command_that_ignores_its_input_can_time_out(
-        self, sandbox: Sandbox
-    ) -> None:
+    async def test_a_command_that_ignores_its_input_can_time_out(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(["sleep", "1000"], stdin=True, timeout_s=0.5)
 
         with pytest.raises(InputClosed):

@@ -24,7 +24,9 @@ class TestTerminals:
     """A process started with `pty`."""
 
     async def test_all_three_files_are_the_terminal(self, sandbox: Sandbox) -> None:
-        code = "import os; print([os.isatty(n) for n in range(3)], os.ttyname(0), os.environ['TERM'])"
+        code = (
+            "import os; print([os.isatty(n) for n in range(3)], os.ttyname(0), os.environ['TERM'])"
+        )
         process = await sandbox.start(["python3", "-c", code], pty=(24, 80))
 
         async with Transcript(process) as transcript:
@@ -66,9 +68,7 @@ class TestTerminals:
             await process.resize(*size)
         await process.kill()
 
-    async def test_a_process_without_a_terminal_cannot_be_resized(
-        self, sandbox: Sandbox
-    ) -> None:
+    async def test_a_process_without_a_terminal_cannot_be_resized(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(["sleep", "1000"])
 
         with pytest.raises(BadRequest, match="terminal"):
@@ -128,9 +128,7 @@ class TestTerminals:
 
     async def test_a_terminals_last_words_are_not_lost(self, sandbox: Sandbox) -> None:
         for _ in range(10):
-            process = await sandbox.start(
-                ["sh", "-c", "seq 2000; echo bye"], pty=(24, 80)
-            )
+            process = await sandbox.start(["sh", "-c", "seq 2000; echo bye"], pty=(24, 80))
             async with Transcript(process) as transcript:
                 await transcript.ended()
                 assert transcript.stdout.endswith(b"2000\r\nbye\r\n"), transcript.heard()
