@@ -13,6 +13,7 @@ import typer.main
 import cloche
 from cloche.cli.commands import app
 from cloche.core import errors
+from cloche.sandbox.client import _REFUSALS
 from cloche.sandbox.files import Files
 from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import LANGUAGES, Sandbox
@@ -85,6 +86,26 @@ def test_every_call_of_the_library_is_documented(kind: type) -> None:
     for name in vars(kind):
         if not name.startswith("_") and name not in internal:
             assert re.search(rf"`{name}\b", text), f"{kind.__name__}.{name}"
+
+
+def test_every_call_of_the_guest_is_documented() -> None:
+    source = (ROOT / "src/cloche/guest/server.py").read_text()
+    calls = re.findall(r'\("(GET|POST|PUT|DELETE)", f?"?([^",]+)"?,', source)
+    assert len(calls) > 20, calls
+    text = (REFERENCE / "guest.md").read_text()
+    for method, path in calls:
+        shown = path.replace("{process}", "/processes/ID").replace("process", "processes/ID", 0)
+        shown = "/processes/ID" if shown == "process" else shown
+        assert f"| `{method} {shown}` |" in text, f"{method} {path}"
+
+
+def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "src/cloche/guest").glob("*.py"))
+    codes = set(re.findall(r'(?:Refusal|__init__)\(\d+, "(\w+)"', sources))
+    assert len(codes) > 8, codes
+    text = (REFERENCE / "guest.md").read_text()
+    assert {code for code in codes if f"`{code}`" not in text} == set()
+    assert codes - set(_REFUSALS) == {"no_such_call"}
 
 
 def test_every_language_is_documented() -> None:
