@@ -69,7 +69,7 @@ chroot "$root" /bin/bash /run/build/recipe/provision.sh
 
 step 2 "Sealing the file system"
 umount --recursive "$root"/etc/resolv.conf "$root"/etc/hosts "$root"/dev "$root"/proc "$root"/tmp "$root"/run
-rm -rf "$root"/dev/* "$root"/run/* "$root"/tmp/*
+rm -rf "${root:?}"/dev/* "${root:?}"/run/* "${root:?}"/tmp/*
 printf '127.0.0.1 localhost\n127.0.0.1 cloche\n::1 localhost\n' >"$root/etc/hosts"
 echo cloche >"$root/etc/hostname"
 : >"$root/etc/resolv.conf"

@@ -54,7 +54,7 @@ PROFILE
 echo 'LANG=C.UTF-8' >/etc/default/locale
 git config --system init.defaultBranch main
 # Debian's own puts ~/.local/bin before everything else once it exists.
-echo '. "$HOME/.bashrc"' >/home/user/.profile
+echo '. ~/.bashrc' >/home/user/.profile
 
 step 22 "Installing the user's Python packages"
 python3 -m venv /opt/venv

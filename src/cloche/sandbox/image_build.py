@@ -95,8 +95,7 @@ async def run(
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     meter = Meter(recipe.seconds(), report)
     # What a mirror answers may hold the password it was asked with.
-    log.touch(mode=0o600)
-    with log.open("wb") as sink:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as sink:
         process = await asyncio.create_subprocess_exec(
             *_isolated(["bash", *script]),
             stdin=asyncio.subprocess.DEVNULL,
