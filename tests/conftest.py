@@ -1,31 +1,51 @@
-"""What every kind of test shares: the machine image, and when to do without."""
+"""What every test run shares: the list of what must not be skipped."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
 
-from cloche import settings
-from cloche.backends import container
-from cloche.core.errors import BackendUnavailable, ImageMissing
-from cloche.core.image import Image
-from cloche.sandbox.images import Images
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--required",
+        type=Path,
+        metavar="FILE",
+        help="node id prefixes, one a line; a skip of one of these is a failure",
+    )
 
 
-def lacking(what: str, reason: str) -> None:
-    """Skip; or fail, where CLOCHE_MUST_RUN says that this host is meant to have `what`."""
-    if what in os.environ.get("CLOCHE_MUST_RUN", "").split(","):
-        pytest.fail(f"{what} must run here: {reason}")
-    pytest.skip(reason)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport:
+    report: pytest.TestReport = yield
+    if report.skipped and not hasattr(report, "wasxfail") and _is_required(item):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} must run here, but was skipped: {report.longrepr}"
+    return report
 
 
-@pytest.fixture(scope="session")
-async def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """The machine image, on a host that can start machines from it."""
-    try:
-        await container.Backend(tmp_path_factory.mktemp("probe")).check()
-        return Images(settings.load().data).find()
-    except (BackendUnavailable, ImageMissing) as error:
-        lacking("container", f"{error.message} {error.remedy}")
-        raise
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail a full run in which something on the list was not even collected."""
+    if session.config.option.required is None or session.config.option.collectonly:
+        return
+    found = [item.nodeid for item in session.items]
+    absent = [
+        prefix
+        for prefix in _required(session.config)
+        if not any(node.startswith(prefix) for node in found)
+    ]
+    if absent:
+        raise pytest.UsageError(f"required, but not collected: {', '.join(absent)}")
+
+
+def _is_required(item: pytest.Item) -> bool:
+    return any(item.nodeid.startswith(prefix) for prefix in _required(item.config))
+
+
+def _required(config: pytest.Config) -> list[str]:
+    file: Path | None = config.option.required
+    if file is None:
+        return []
+    lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+    return [line for line in lines if line]

@@ -34,7 +34,8 @@ class Host:
     @classmethod
     def from_settings(cls, settings: settings_module.Settings | None = None) -> Host:
         chosen = settings or settings_module.load()
-        return cls(container.Backend(chosen.data), Images(chosen.data))
+        backend = container.Backend(chosen.data)
+        return cls(backend, Images(chosen.data, used_layers=backend.layers))
 
     def image(self, name: str) -> Image:
         """Find a built image.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.app import Host
 from cloche.core.errors import (
     ImageBuildFailed,
     ImageCorrupt,
@@ -24,9 +25,10 @@ from cloche.core.errors import (
     UserError,
 )
 from cloche.core.image import Image
-from cloche.sandbox import images as images_module
-from cloche.sandbox.guest_layer import GuestLayer, guest_sources
-from cloche.sandbox.images import _ESSENTIAL, Images, Progress
+from cloche.core.spec import SandboxSpec
+from cloche.sandbox.images import Images, Progress, store
+from cloche.sandbox.images.guest import GuestLayer, guest_sources
+from cloche.sandbox.sandbox import Sandbox
 from cloche.settings import Settings
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="building images needs root")
@@ -52,7 +54,7 @@ def stub(tmp_path: Path) -> Path:
     """A folder that passes for the image of this recipe as far as `find` looks."""
     images = Images(tmp_path)
     folder = images._current
-    for entry in _ESSENTIAL:
+    for entry in store._ESSENTIAL:
         path = folder / "rootfs" / entry
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
@@ -365,7 +367,7 @@ async def test_a_failed_build_shows_its_log_and_leaves_nothing(tmp_path: Path) -
 async def test_a_small_disk_is_refused_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images_module, "FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(store, "FREE_BYTES", 1 << 60)
 
     with pytest.raises(OperatorError, match="GiB free"):
         await Images(tmp_path).build()
@@ -402,35 +404,31 @@ async def test_prune_keeps_the_current_image_and_guest_alone(stub: Path) -> None
     assert [image.current for image in Images(data).list()] == [True]
 
 
-@pytest.fixture
-def machine(stub: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with an overlay on the stub, in a mount namespace of its own."""
-    target = tmp_path / "machine"
-    target.mkdir()
-    lower = ":".join(str(layer) for layer in Images(tmp_path).find().layers)
-    script = f"mount -t overlay overlay -o lowerdir={lower} {target} && echo mounted && read line"
-    with subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"mounted\n"
-        yield process
-        process.communicate()
-
-
-async def test_an_image_that_is_mounted_is_not_removed(
-    stub: Path, machine: subprocess.Popen[bytes]
-) -> None:
-    images = Images(stub.parents[1])
+async def test_an_image_that_machines_stand_on_is_not_removed(stub: Path) -> None:
+    layers = [stub / "rootfs"]
+    images = Images(stub.parents[1], used_layers=lambda: layers)
 
     with pytest.raises(UserError, match="Machines are running"):
         await images.remove(stub.name)
     with pytest.raises(UserError, match="Machines are running"):
         await images.build(force=True)
 
-    machine.communicate()
+    layers.clear()
     assert await images.remove(stub.name[:6]) == stub.name
     assert images.list() == ()
+
+
+async def test_a_living_machine_keeps_its_image(data: Path) -> None:
+    host = Host.from_settings(Settings(data=data))
+    image = host.image("base")
+
+    async with await Sandbox.start_on(host.backend, SandboxSpec(disk_mib=64), image):
+        assert host.backend.layers() == set(image.layers)
+        with pytest.raises(UserError, match="Machines are running"):
+            await host.images.remove(image.digest)
+
+    assert host.backend.layers() == set()
+    host.backend.close()
 
 
 async def test_a_digest_that_names_no_image_is_the_users_mistake(stub: Path) -> None:

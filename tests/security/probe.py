@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,9 @@ def answer(value):
 """
 
 
-async def ask(
-    sandbox: Sandbox, code: str, *, timeout_s: float = 20, **given: Any
-) -> Any:
+async def ask(sandbox: Sandbox, code: str, *, timeout_s: float = 20, **given: Any) -> Any:
     """Run a snippet in the machine; return what it answered."""
-    argv = ["/usr/bin/python3", "-I", "-c", PRELUDE + code, json.dumps(given)]
+    argv = ["/usr/bin/python3", "-I", "-c", _whole(code), json.dumps(given)]
     result = await sandbox.exec(argv, timeout_s=timeout_s)
     assert result.exit_code == 0, f"the probe itself failed: {result.exit.reason}\n{result.stderr}"
     return json.loads(result.stdout)
@@ -71,13 +70,17 @@ async def ask(
 
 async def ask_host(code: str, *, under: Sequence[str] = (), **given: Any) -> Any:
     """Run the same snippet on the host, for a positive control that harms nothing."""
-    argv = [*under, sys.executable, "-I", "-c", PRELUDE + code, json.dumps(given)]
+    argv = [*under, sys.executable, "-I", "-c", _whole(code), json.dumps(given)]
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     stdout, stderr = await asyncio.wait_for(process.communicate(), 20)
     assert process.returncode == 0, stderr.decode()
     return json.loads(stdout)
+
+
+def _whole(code: str) -> str:
+    return PRELUDE + textwrap.dedent(code)
 
 
 async def shell(sandbox: Sandbox, script: str, *, timeout_s: float = 20) -> str:

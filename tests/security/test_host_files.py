@@ -69,21 +69,19 @@ async def test_a_file_handle_is_not_opened(sandbox: Sandbox, numbers: dict[str, 
     made, opened = await probe.ask(
         sandbox,
         """
-        handle = ctypes.create_string_buffer(struct.pack("Ii", 8, 1) + struct.pack("II", 2, 0), 64)
-        asked = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 160)
-        mount = ctypes.c_int()
-        made = call(given["name_to_handle_at"], -100, b"/workspace", asked,
-                    ctypes.byref(mount), 0)
-        folder = os.open("/", os.O_RDONLY)
-        opened = [call(given["open_by_handle_at"], folder, each, os.O_RDONLY)
-                  for each in (handle, asked)]
-        answer([made, opened])
-        """.replace("\n        ", "\n"),
+        root = ctypes.create_string_buffer(struct.pack("IiII", 8, 1, 2, 0), 64)
+        real = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 160)
+        mount = ctypes.byref(ctypes.c_int())
+        made = call(given["name_to_handle_at"], -100, b"/dev/shm", real, mount, 0)
+        folders = [os.open(path, os.O_RDONLY) for path in ("/", "/dev/shm")]
+        answer([made, [call(given["open_by_handle_at"], folder, handle, os.O_RDONLY)
+                       for folder in folders for handle in (root, real)]])
+        """,
         **{name: numbers[name] for name in ("name_to_handle_at", "open_by_handle_at")},
     )
 
-    assert made in ("ok", "EOPNOTSUPP"), "the probe does not even make a handle"
-    assert opened == ["EPERM", "EPERM"]
+    assert made == "ok", "the probe cannot even make a handle"
+    assert set(opened) == {"EPERM"}
 
 
 async def test_the_machine_is_not_told_where_it_lives(
@@ -140,11 +138,10 @@ async def test_the_runtime_and_the_interpreter_are_not_overwritten(
     found = await probe.ask(
         sandbox,
         """
-paths = [f"/proc/{pid}/exe" for pid in ("self", "thread-self", os.getppid(), *range(1, 40))]
-answer({path: opens(path, os.O_WRONLY) for path in paths}
-       | {"by descriptor": opens(f"/proc/self/fd/{os.open('/proc/self/exe', os.O_PATH)}",
-                                 os.O_WRONLY | os.O_TRUNC)})
-""",
+        own = os.open("/proc/self/exe", os.O_PATH)
+        paths = [f"/proc/{pid}/exe" for pid in ("self", "thread-self", os.getppid(), *range(1, 40))]
+        answer({path: opens(path, os.O_WRONLY) for path in [*paths, f"/proc/self/fd/{own}"]})
+        """,
     )
 
     assert "ok" not in found.values(), found

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche.core.errors import OperatorError
-from cloche.sandbox import host_sources
-from cloche.sandbox.host_sources import AptEntry, debian_sources
-from cloche.sandbox.image_build import Meter, Progress
-from cloche.sandbox.image_folders import is_whole
-from cloche.sandbox.recipe import Recipe, find_recipe
+from cloche.sandbox.images import sources as host_sources
+from cloche.sandbox.images.build import Meter, Progress
+from cloche.sandbox.images.folders import is_whole
+from cloche.sandbox.images.recipe import Recipe, find_recipe
+from cloche.sandbox.images.sources import AptEntry, debian_sources
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 

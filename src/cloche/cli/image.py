@@ -105,10 +105,9 @@ def prune() -> None:
 
 
 def _images() -> Images:
-    from cloche.sandbox.images import Images
-    from cloche.settings import load
+    from cloche.app import Host
 
-    return Images(load().data)
+    return Host.from_settings().images
 
 
 def _as_json(image: Listed) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from cloche.core.image import Image
@@ -134,4 +135,8 @@ class Backend(Protocol):
         Durable machines are spared unless `keep` is given: then each one that it
         does not name goes as well.
         """
+        ...
+
+    def layers(self) -> set[Path]:
+        """Return every image folder that a machine here stands on."""
         ...

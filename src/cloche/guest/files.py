@@ -188,6 +188,8 @@ def _mkdir(path: str, parents: bool) -> None:
         except FileExistsError:
             if not parents:
                 raise
+            with _opened(path, os.O_PATH | os.O_DIRECTORY):
+                pass
 
 
 async def move(exchange: Exchange) -> None:

@@ -7,6 +7,7 @@ calls, and lets a connection become a plain byte stream after an upgrade.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import h11
 
 READ_BYTES = 64 * 1024
+LINGER_S = 10.0
 JSON_BYTES = 4 * 1024 * 1024
 
 
@@ -99,6 +101,18 @@ class Exchange:
     async def end(self) -> None:
         self._put(h11.EndOfMessage())
         await self.writer.drain()
+
+    async def linger(self) -> None:
+        """Read what the host still sends, until it has read the answer and leaves.
+
+        To close with something unread is a reset, and takes the answer back.
+        """
+        if self._http.their_state is h11.SEND_BODY:
+            self.writer.write_eof()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while await self.reader.read(READ_BYTES):
+                        pass
 
     async def switch(self) -> bytes:
         """Turn the connection into a byte stream; return what was already received of it."""

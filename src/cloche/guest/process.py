@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -18,6 +19,8 @@ LAG = KEEP // 2
 """How far a follower may fall behind before the process is made to wait for it."""
 KILL_S = 10.0
 SPOOL_FOLDER = "/run/cloche"
+END_OF_TRANSMISSION = b"\x04"
+"""What closes a terminal's input: Ctrl-D."""
 
 _KILL_TREE = 0
 _STAGES = {
@@ -27,6 +30,13 @@ _STAGES = {
     "f": "cannot make a process",
 }
 FULL = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
+
+
+class InputClosed(Refusal):
+    """The process cannot be sent what it should be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(409, "stdin_closed", message)
 
 
 class Process:
@@ -50,9 +60,12 @@ class Process:
         self.stdin: int | None = None
         self.script: str | None = None
         self._waiting: set[str] = set()
-        self._keeper: asyncio.StreamWriter | None = None
+        self._keeper: socket.socket | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._feeding = asyncio.Lock()
+        self._writable: asyncio.Future[None] | None = None
+        """What wakes a writer that waits for the process to read."""
+        self._last_fed = b""
 
     def status(self) -> dict[str, Any]:
         return {
@@ -69,7 +82,10 @@ class Process:
     def order(self, byte: int) -> None:
         """Tell the keeper to send a signal, or with 0 to kill the whole tree."""
         if self._keeper is not None and not self.tree_gone.is_set():
-            self._keeper.write(bytes([byte]))
+            # Not by asyncio's transport: it would answer the EPIPE of a keeper that has just
+            # ended by throwing away what the keeper had said last.
+            with contextlib.suppress(OSError):
+                self._keeper.send(bytes([byte]))
 
     async def kill(self) -> None:
         """Kill the whole tree and return when the kernel says that none of it is left."""
@@ -81,10 +97,11 @@ class Process:
 
     async def begin(self, control: socket.socket, timeout_s: float | None) -> None:
         """Wait until the keeper says that the program runs, or why it cannot."""
-        reader, self._keeper = await asyncio.open_unix_connection(sock=control)
+        reader, writer = await asyncio.open_unix_connection(sock=control)
+        self._keeper = control
         word, *rest = (await reader.readline()).split() or [b"failed", b"0", b"f"]
         if word == b"failed":
-            self._keeper.close()
+            writer.close()
             self.tree_gone.set()
             raise self.refusal(int(rest[0]), rest[1].decode())
         self.pid = int(rest[0])
@@ -93,7 +110,7 @@ class Process:
             loop.add_reader(descriptor, self._read, name)
         if timeout_s is not None:
             self._deadline = loop.call_later(timeout_s, self._time_out)
-        self._watcher = loop.create_task(self._watch(reader))
+        self._watcher = loop.create_task(self._watch(reader, writer))
 
     def refusal(self, number: int, stage: str) -> Refusal:
         reason = os.strerror(number)
@@ -103,7 +120,7 @@ class Process:
             return Refusal(507, "machine_full", message)
         return Refusal(422, "not_started", message)
 
-    async def _watch(self, reader: asyncio.StreamReader) -> None:
+    async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow the keeper until the last process of the tree is gone."""
         while line := await _line(reader):
             _, code, number, duration_s, cpu_s, max_rss_kib = line.split()
@@ -112,8 +129,7 @@ class Process:
         self.tree_gone.set()
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._keeper is not None:
-            self._keeper.close()
+        writer.close()
         if self.exit is None:  # The keeper itself was killed; no one knows more.
             self._end(137, 9, time.time() - self.started_at, 0.0, 0)
         self.notify()
@@ -133,8 +149,9 @@ class Process:
         self.notify()
 
     def _time_out(self) -> None:
-        self.timed_out = True
+        # What a command in time has left behind may go on.
         if self.exit is None:
+            self.timed_out = True
             self.order(_KILL_TREE)
 
     def remove_script(self) -> None:
@@ -195,7 +212,7 @@ class Process:
         self._waiting.discard(name)
         asyncio.get_running_loop().remove_reader(descriptor)
         if descriptor == self.stdin:
-            self.stdin = None
+            self._stop_writer()
         os.close(descriptor)
 
     async def feed(self, data: bytes) -> None:
@@ -204,31 +221,52 @@ class Process:
             view = memoryview(data)
             while view:
                 if self.stdin is None:
-                    raise Refusal(409, "stdin_closed", "the process's input is closed")
+                    raise InputClosed("the process's input is closed")
                 try:
-                    view = view[os.write(self.stdin, view) :]
+                    written = os.write(self.stdin, view)
+                    self._last_fed = bytes(view[written - 1 : written])
+                    view = view[written:]
                 except BlockingIOError:
                     await self._until_writable(self.stdin)
                 except OSError as error:
                     if error.errno not in (errno.EPIPE, errno.EIO):
                         raise
-                    message = "the process no longer reads its input"
-                    raise Refusal(409, "stdin_closed", message) from None
+                    raise InputClosed("the process no longer reads its input") from None
 
     async def _until_writable(self, descriptor: int) -> None:
         # A pipe whose readers are gone counts as writable, and then answers EPIPE.
         loop = asyncio.get_running_loop()
-        writable: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(descriptor, _done, writable)
+        self._writable = loop.create_future()
+        loop.add_writer(descriptor, _done, self._writable)
         try:
-            await writable
+            await self._writable
         finally:
-            loop.remove_writer(descriptor)
+            self._writable = None
+            if self.stdin == descriptor:
+                loop.remove_writer(descriptor)
+
+    async def feed_end(self) -> None:
+        """Close the input. A terminal's stays open, and is told of the end by Ctrl-D."""
+        if self.pty:
+            # In the middle of a line the first one only sends what there is of it.
+            at_start = self._last_fed in (b"", b"\n", b"\r", b"\x03", END_OF_TRANSMISSION)
+            await self.feed(END_OF_TRANSMISSION * (1 if at_start else 2))
+        else:
+            self.close_stdin()
 
     def close_stdin(self) -> None:
         if self.stdin is not None:
-            os.close(self.stdin)
+            descriptor = self.stdin
+            self._stop_writer()
+            os.close(descriptor)
+
+    def _stop_writer(self) -> None:
+        """Give the input up. Before it is closed: its number may be another's the next moment."""
+        if self.stdin is not None:
+            asyncio.get_running_loop().remove_writer(self.stdin)
             self.stdin = None
+        if self._writable is not None:
+            _done(self._writable)
 
     def forget(self) -> None:
         for name in list(self.sources):

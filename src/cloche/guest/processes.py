@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -14,15 +16,13 @@ from typing import Any
 
 from cloche.guest import paths
 from cloche.guest.http import Exchange, Refusal, bad_request, number
-from cloche.guest.process import FULL, READ_BYTES, Process
+from cloche.guest.process import FULL, READ_BYTES, InputClosed, Process
 
 HEARTBEAT_S = 5.0
 REMEMBERED = 64
 """Finished processes whose output can still be read."""
 TOOL_S = 3600
 OPEN_FILES = 65536
-END_OF_TRANSMISSION = b"\x04"
-"""What closes a terminal's input: Ctrl-D."""
 
 BASE_ENV = {
     "HOME": "/home/user",
@@ -45,8 +45,10 @@ class ToolFailed(Refusal):
 
     def __init__(self, exit_code: int, said: bytes) -> None:
         message = said.decode(errors="replace").strip() or f"exit code {exit_code}"
-        super().__init__(422, "tool_failed", message)
+        full = os.strerror(errno.ENOSPC).encode() in said
+        super().__init__(507 if full else 422, "machine_full" if full else "tool_failed", message)
         self.exit_code = exit_code
+        self.said = said
 
 
 class Table:
@@ -94,10 +96,7 @@ class Table:
         async for data in exchange.body():
             await process.feed(data)
         if exchange.query.get("close") == "1":
-            if process.pty:
-                await process.feed(END_OF_TRANSMISSION)
-            else:
-                process.close_stdin()
+            await process.feed_end()
         await exchange.answer({})
 
     async def signal(self, exchange: Exchange, process_id: str) -> None:
@@ -134,8 +133,9 @@ class Table:
         spool = process.spools["stdout"]
         try:
             if stdin is not None:
-                async for data in stdin:
-                    await process.feed(data)
+                with contextlib.suppress(InputClosed):  # Why it stopped reading, its end tells.
+                    async for data in stdin:
+                        await process.feed(data)
                 process.close_stdin()
             ended = False
             while not ended:

@@ -124,4 +124,7 @@ async def _dispatch(routes: list[tuple[str, re.Pattern[str], Handler]], exchange
 async def _refuse(exchange: Exchange, refusal: Refusal) -> None:
     """Say why not; in the middle of an answer, cut it short, so that it is not taken as whole."""
     if not exchange.answered:
-        await exchange.answer({"code": refusal.code, "message": refusal.message}, refusal.status)
+        with contextlib.suppress(ConnectionError):  # The host did not wait for it.
+            reason = {"code": refusal.code, "message": refusal.message}
+            await exchange.answer(reason, refusal.status)
+            await exchange.linger()

@@ -108,6 +108,10 @@ class Backend:
         await raze(folder, found)
         return True
 
+    def layers(self) -> set[Path]:
+        records = (Folder(path).load() for path in record.folders(self._machines))
+        return {Path(layer) for found in records if found for layer in found.layers}
+
     def close(self) -> None:
         """Give up every machine that is still ours; anyone may sweep them now."""
         if self._owner is not None:
@@ -118,7 +122,11 @@ class Backend:
         self, spec: SandboxSpec, image: Image, runtime: str, *, durable: bool
     ) -> Machine:
         entry = Record(
-            id=record.new_id(self._machines), spec=spec, owner=self._own(), durable=durable
+            id=record.new_id(self._machines),
+            spec=spec,
+            owner=self._own(),
+            durable=durable,
+            layers=tuple(map(str, image.layers)),
         )
         folder = Folder.make(self._machines, entry)
         try:

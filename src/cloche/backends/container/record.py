@@ -28,6 +28,7 @@ class Record:
     spec: SandboxSpec
     owner: str
     durable: bool
+    layers: tuple[str, ...] = ()
     runtime: str = ""
     pid: int = 0
     pid_started: int = 0
@@ -63,7 +64,8 @@ class Folder:
         """Return the record, or None when it cannot be read."""
         try:
             raw = json.loads(self._record.read_text())
-            return Record(**{**raw, "spec": SandboxSpec(**raw["spec"])})
+            layers = tuple(map(str, raw["layers"]))
+            return Record(**{**raw, "layers": layers, "spec": SandboxSpec(**raw["spec"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

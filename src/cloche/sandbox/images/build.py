@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloche.core.errors import ImageBuildFailed
-from cloche.sandbox.recipe import Recipe
+from cloche.sandbox.images.recipe import Recipe
 
 _STEP = re.compile(r"::step (\d+) (.+)")
 _TAIL_LINES = 20

@@ -56,7 +56,7 @@ class Recipe:
 
 def find_recipe() -> Recipe:
     """Return the recipe this copy of Cloche came with: package data, or the checkout's."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     for folder in (package / "image_recipe", package.parents[1] / "image"):
         if (folder / "provision.sh").is_file():
             return Recipe(folder=folder)

@@ -50,7 +50,7 @@ _COMPILE_TIMEOUT_S = 60
 def guest_sources() -> dict[str, str]:
     """Return the guest's sources by their path in the machine."""
     # By its folder and not by import: nothing on the host imports the guest.
-    folder = Path(__file__).resolve().parents[1] / "guest"
+    folder = Path(__file__).resolve().parents[2] / "guest"
     return {
         f"opt/cloche/lib/cloche/guest/{path.relative_to(folder)}": path.read_text("utf-8")
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.c")])

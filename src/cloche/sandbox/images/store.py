@@ -21,18 +21,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cloche.core.errors import ImageCorrupt, ImageMissing, OperatorError
 from cloche.core.image import Image
-from cloche.sandbox import guest_layer, host_sources, image_build, image_folders
-from cloche.sandbox.image_build import Progress
-from cloche.sandbox.recipe import Recipe, find_recipe
-
-__all__ = ["Images", "Listed", "Progress", "Record"]
+from cloche.sandbox.images import build, folders, guest, sources
+from cloche.sandbox.images.build import Progress
+from cloche.sandbox.images.recipe import Recipe, find_recipe
 
 NAME = "base"
 FREE_BYTES = 4 << 30
@@ -81,14 +79,22 @@ class Listed:
 class Images:
     """The images under one data folder."""
 
-    def __init__(self, data: Path, *, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        recipe: Recipe | None = None,
+        used_layers: Callable[[], Collection[Path]] = tuple,
+    ) -> None:
+        """`used_layers` tells which folders machines stand on: those are not removed."""
         self._folder = data / "images"
+        self._used_layers = used_layers
         self._logs = data / "logs"
         self._recipe = recipe or find_recipe()
         # Read once: the guest of a machine must be the twin of the code in this
         # process, and `find` runs for every machine.
         self._digest = self._recipe.digest()
-        self._guest = guest_layer.GuestLayer(guest_layer.guest_sources())
+        self._guest = guest.GuestLayer(guest.guest_sources())
 
     def find(self) -> Image:
         """Return the image of this copy's recipe, with today's guest on top.
@@ -108,7 +114,7 @@ class Images:
             raise _corrupt(folder, f"image.json is about another image, {record.digest[:16]}")
         root = folder / "rootfs"
         for entry in _ESSENTIAL:
-            if not image_folders.is_whole(root, entry):
+            if not folders.is_whole(root, entry):
                 raise _corrupt(folder, f"/{entry} is missing or empty")
         return Image(name=NAME, digest=self._digest, layers=(self._guest.ensure(folder), root))
 
@@ -139,15 +145,15 @@ class Images:
             await asyncio.to_thread(self._sweep)
             self._check_space()
             final = self._current
-            image_folders.refuse_if_used(final)
+            folders.refuse_if_used(final, self._used_layers())
             prefix = f".building-{final.name}-"
             staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder))
             try:
                 await self._fill(staging, lock, report, apt_sources)
-                image_folders.refuse_if_used(final)
-                await asyncio.to_thread(image_folders.publish, staging, final)
+                folders.refuse_if_used(final, self._used_layers())
+                await asyncio.to_thread(folders.publish, staging, final)
             finally:
-                await asyncio.to_thread(image_folders.remove_tree, staging)
+                await asyncio.to_thread(folders.remove_tree, staging)
         report(Progress(step="The image is ready", fraction=1.0))
         return await asyncio.to_thread(self.find)
 
@@ -177,8 +183,8 @@ class Images:
                     f"{len(matches)} images have a digest that starts with {digest!r}.",
                     remedy="`cloche image list` shows the digests; give enough of one.",
                 )
-            image_folders.refuse_if_used(matches[0])
-            await asyncio.to_thread(image_folders.discard, matches[0])
+            folders.refuse_if_used(matches[0], self._used_layers())
+            await asyncio.to_thread(folders.discard, matches[0])
         return matches[0].name
 
     async def prune(self) -> tuple[str, ...]:
@@ -194,9 +200,10 @@ class Images:
         others = [path for path in self._folders() if path != self._current]
         layers = self._current.glob("guest-*")
         others += [path for path in layers if path.name != self._guest.name]
-        unused = [path for path in others if not image_folders.in_use(path)]
+        used = self._used_layers()
+        unused = [path for path in others if not folders.in_use(path, used)]
         for path in unused:
-            image_folders.discard(path)
+            folders.discard(path)
         return tuple(path.name for path in unused)
 
     def _folders(self) -> tuple[Path, ...]:
@@ -219,7 +226,7 @@ class Images:
                 remedy="Run it again with sudo: `sudo cloche image build`.",
             )
         for program in _PROGRAMS:
-            if shutil.which(program, path=host_sources.PATH) is None:
+            if shutil.which(program, path=sources.PATH) is None:
                 raise OperatorError(
                     f"Building the machine image needs the program `{program}`.",
                     remedy="Run `make setup`, or `apt-get install mmdebstrap util-linux`.",
@@ -269,11 +276,11 @@ class Images:
         """Remove what killed builds and removals left. The lock is held."""
         for pattern in (".building-*", ".removing-*", f"{_FOLDERS}/.removing-*"):
             for path in self._folder.glob(pattern):
-                image_folders.remove_tree(path)
+                folders.remove_tree(path)
         # Layers are made without the lock, in a moment: an old one is nobody's.
         for path in self._folder.glob(f"{_FOLDERS}/.guest-*"):
             if time.time() - path.stat().st_mtime > _LAYER_MADE_S:
-                image_folders.remove_tree(path)
+                folders.remove_tree(path)
 
     async def _fill(
         self,
@@ -284,14 +291,14 @@ class Images:
     ) -> None:
         recipe, root, host = self._recipe, staging / "rootfs", staging / "host"
         await asyncio.to_thread(staging.chmod, 0o755)
-        environment = host_sources.describe(
+        environment = sources.describe(
             host,
             suite=recipe.suite,
             dump=await asyncio.to_thread(_apt_config),
             apt_sources=apt_sources,
         )
         log = self._logs / f"image-build-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
-        await image_build.run(
+        await build.run(
             recipe,
             root=root,
             host=host,
@@ -300,13 +307,13 @@ class Images:
             lock=lock,
             report=report,
         )
-        await asyncio.to_thread(image_folders.remove_tree, host)
+        await asyncio.to_thread(folders.remove_tree, host)
         record = Record(
             name=NAME,
             digest=self._digest,
             suite=recipe.suite,
             architecture=recipe.architecture,
-            size_bytes=await asyncio.to_thread(image_folders.size_bytes, root),
+            size_bytes=await asyncio.to_thread(folders.size_bytes, root),
             built_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         (staging / "image.json").write_text(json.dumps(asdict(record), indent=2) + "\n", "utf-8")

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from cloche.core.errors import OperatorError, UserError
@@ -21,17 +21,14 @@ _ATTEMPTS = 5
 _LINKS = 8
 
 
-def in_use(path: Path) -> bool:
-    """Tell whether any process of this host has `path`, or a part of it, mounted."""
-    # Overlays name their layers in mountinfo as they were given, bind mounts by
-    # the path within their file system, so the last two names are compared.
-    needle = f"/{path.parent.name}/{path.name}"
-    return any(f"{needle}{end}" in text for text in _mount_tables() for end in "/:, \n")
+def in_use(folder: Path, layers: Collection[Path]) -> bool:
+    """Tell whether one of `layers`, on which machines stand, is `folder` or lies in it."""
+    return any(layer.is_relative_to(folder) for layer in layers)
 
 
-def refuse_if_used(folder: Path) -> None:
+def refuse_if_used(folder: Path, layers: Collection[Path]) -> None:
     """Raise `UserError` if machines run on the image in `folder`."""
-    if in_use(folder):
+    if in_use(folder, layers):
         raise UserError(
             f"Machines are running on the image {folder.name}.",
             remedy="Destroy them first, then try again.",
@@ -111,18 +108,3 @@ def _mount_points() -> Iterator[Path]:
         # The kernel writes blanks and backslashes in octal: proc_pid_mountinfo(5).
         escaped = line.split(" ")[_MOUNT_POINT_FIELD]
         yield Path(escaped.encode().decode("unicode_escape"))
-
-
-def _mount_tables() -> Iterator[str]:
-    """Yield the mount table of every mount namespace that has a process."""
-    seen: set[int] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            namespace = (process / "ns/mnt").stat().st_ino
-            if namespace in seen:
-                continue
-            text = (process / "mountinfo").read_text("utf-8", "replace")
-        except OSError:
-            continue
-        seen.add(namespace)
-        yield text
