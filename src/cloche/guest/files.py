@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import json
@@ -20,6 +21,8 @@ from cloche.guest.processes import Table, ToolFailed
 LISTED = 10_000
 """Entries in one answer; a caller that wants more narrows the question."""
 WALKED = 200_000
+COLUMNS = 2000
+"""Characters of a line found; some files are one line."""
 NAME_MAX = 255
 
 _KINDS = {
@@ -188,8 +191,10 @@ def _mkdir(path: str, parents: bool) -> None:
         except FileExistsError:
             if not parents:
                 raise
-            with _opened(path, os.O_PATH | os.O_DIRECTORY):
-                pass
+            try:
+                os.close(paths.open_path(path, os.O_PATH | os.O_DIRECTORY))
+            except NotADirectoryError:
+                raise FileExistsError(errno.EEXIST, "A file is there", path) from None
 
 
 async def move(exchange: Exchange) -> None:
@@ -199,7 +204,13 @@ async def move(exchange: Exchange) -> None:
 
 def _move(source: str, target: str) -> None:
     with _parent(source) as (folder, name), _parent(target) as (to_folder, to_name):
-        os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
+        try:
+            os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            message = f"{source!r} and {target!r} are on different file systems"
+            raise Refusal(409, "file_refused", message) from None
 
 
 async def remove(exchange: Exchange) -> None:
@@ -223,20 +234,21 @@ def _remove(path: str, recursive: bool) -> None:
 
 async def glob(exchange: Exchange) -> None:
     pattern = exchange.query.get("pattern", "")
-    found = await paths.as_user(_glob, _path(exchange), pattern)
-    await exchange.answer({"paths": found[:LISTED], "truncated": len(found) > LISTED})
+    found, truncated = await paths.as_user(_glob, _path(exchange), pattern)
+    await exchange.answer({"paths": found, "truncated": truncated})
 
 
-def _glob(path: str, pattern: str) -> list[str]:
+def _glob(path: str, pattern: str) -> tuple[list[str], bool]:
     matches = _translate(pattern)
     found: list[str] = []
+    truncated = False
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as top:
         for count, relative in enumerate(_walk(top)):
             if matches(relative):
                 found.append(_shown(posixpath.join(path, relative)))
-            if len(found) > LISTED or count > WALKED:
+            if truncated := len(found) > LISTED or count > WALKED:
                 break
-    return sorted(found)
+    return sorted(found[:LISTED]), truncated
 
 
 def _walk(top: int) -> Iterator[str]:
@@ -248,38 +260,61 @@ def _walk(top: int) -> Iterator[str]:
 
 
 def _translate(pattern: str) -> Callable[[str], object]:
-    """Compile a glob: `*` and `?` stay within one name, `**` crosses folders."""
+    """Compile a glob: `*` and `?` stay within one name, a name `**` is any number of folders."""
     if not pattern or len(pattern) > 1024 or pattern.startswith("/") or "\0" in pattern:
         raise bad_request("pattern is a relative glob of at most 1024 characters")
-    expression = ""
-    position = 0
-    while position < len(pattern):
-        if pattern.startswith("**/", position):
-            expression += "(?:[^/]+/)*"
-            position += 3
-        elif pattern.startswith("**", position):
-            expression += ".*"
-            position += 2
-        elif (end := pattern.find("]", position + 2)) > 0 and pattern[position] == "[":
-            body = pattern[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
-            expression += f"[{'^' + body[1:] if body[0] in '!^' else body}]"
-            position = end + 1
-        else:
-            expression += {"*": "[^/]*", "?": "[^/]"}.get(
-                pattern[position], re.escape(pattern[position])
-            )
-            position += 1
+    # Names between two `**` are found at the first place they fit, and for good: a later
+    # place would do no better. So no pattern makes the search retrace its steps for ever.
+    runs: list[list[str]] = [[]]
+    for name in pattern.split("/"):
+        if name != "**":
+            runs[-1].append(_translate_name(name))
+        elif len(runs) == 1 or runs[-1]:
+            runs.append([])
+    first, *middle, last = runs if len(runs) > 1 else [[], *runs]
+    expression = "".join(f"{name}/" for name in first)
+    for run in middle:
+        expression += f"(?>(?:[^/]+/)*?{''.join(f'{name}/' for name in run)})"
+    if len(runs) > 1:
+        expression += "(?:[^/]+/)*"
+    expression += "/".join(last) or "[^/]+"
     try:
         return re.compile(expression, re.DOTALL).fullmatch
     except re.error as error:
         raise bad_request(f"bad glob {pattern!r}: {error}") from None
 
 
+def _translate_name(pattern: str) -> str:
+    parts = [""]
+    position = 0
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "[" and (end := pattern.find("]", position + 2)) > 0:
+            parts[-1] += _translate_class(pattern[position + 1 : end])
+            position = end
+        elif character == "*":
+            if parts[-1] or len(parts) == 1:
+                parts.append("")
+        else:
+            parts[-1] += "[^/]" if character == "?" else re.escape(character)
+        position += 1
+    first, *middle, last = parts if len(parts) > 1 else ["", *parts]
+    expression = first + "".join(f"(?>[^/]*?{part})" for part in middle)
+    return expression + ("[^/]*" if len(parts) > 1 else "") + last
+
+
+def _translate_class(body: str) -> str:
+    negated = body[0] in "!^"
+    # What is special to `re` alone: a backslash, and the doubled signs it reserves.
+    escaped = re.sub(r"[\\\[&~|]|(?<=-)-", r"\\\g<0>", body[1:] if negated else body)
+    return f"(?!/)[{'^' if negated else ''}{escaped}]"
+
+
 async def grep(exchange: Exchange, table: Table) -> None:
     """Search file contents with ripgrep, whose patterns cannot run away."""
     path = _path(exchange)
     await paths.as_user(_check, path)
-    argv = ["/usr/bin/rg", "--json", "--no-config", "--hidden", "--max-columns=2000"]
+    argv = ["/usr/bin/rg", "--json", "--no-config", "--no-messages", "--hidden"]
     argv += ["--fixed-strings"] if exchange.query.get("fixed") == "1" else []
     argv += ["--ignore-case"] if exchange.query.get("ignore_case") == "1" else []
     argv += [f"--glob={exchange.query['glob']}"] if "glob" in exchange.query else []
@@ -288,13 +323,15 @@ async def grep(exchange: Exchange, table: Table) -> None:
     found: list[dict[str, Any]] = []
     rest = b""
     try:
-        async for data in table.tool(argv, "/"):
-            *lines, rest = (rest + data).split(b"\n")
-            found += filter(None, map(_match, lines))
-            if len(found) > limit:
-                break
+        async with contextlib.aclosing(table.tool(argv, "/")) as output:
+            async for data in output:
+                *lines, rest = (rest + data).split(b"\n")
+                found += filter(None, map(_match, lines))
+                if len(found) > limit:
+                    break
     except ToolFailed as failure:
-        if failure.exit_code != 1:  # 1: nothing found
+        # 1: nothing found. 2 without a word: some file could not be read.
+        if failure.exit_code != 1 and failure.said:
             raise bad_request(failure.message) from None
     await exchange.answer({"matches": found[:limit], "truncated": len(found) > limit})
 
@@ -304,23 +341,34 @@ def _match(line: bytes) -> dict[str, Any] | None:
     if event["type"] != "match":
         return None
     return {
-        "path": event["data"]["path"].get("text", ""),
+        "path": _text(event["data"]["path"]),
         "line": event["data"]["line_number"],
-        "text": event["data"]["lines"].get("text", "").rstrip("\n"),
+        "text": _text(event["data"]["lines"]).rstrip("\n")[:COLUMNS],
     }
+
+
+def _text(field: dict[str, str]) -> str:
+    """Read ripgrep's text, which comes in Base64 when it is not UTF-8."""
+    if "text" in field:
+        return field["text"]
+    return base64.b64decode(field["bytes"]).decode(errors="replace")
 
 
 async def tar_out(exchange: Exchange, table: Table) -> None:
     path = _path(exchange)
     await paths.as_user(_check, path)
     folder, name = posixpath.split(posixpath.normpath(path))
-    argv = ["/usr/bin/tar", "--create", "--file=-", "--sparse", "--", name]
-    stream = table.tool(argv, folder)
+    argv = ["/usr/bin/tar", "--create", "--file=-", "--sparse", "--ignore-failed-read"]
+    stream = table.tool([*argv, "--", name], folder)
     first = await anext(stream, b"")
     await exchange.begin(200, [("transfer-encoding", "chunked")], "application/x-tar")
     await exchange.send(first)
-    async for data in stream:
-        await exchange.send(data)
+    try:
+        async for data in stream:
+            await exchange.send(data)
+    except ToolFailed as failure:
+        if failure.exit_code != 1:  # 1: some file changed while it was read.
+            raise
     await exchange.end()
 
 

@@ -17,6 +17,8 @@ import h11
 
 READ_BYTES = 64 * 1024
 LINGER_S = 10.0
+HEARTBEAT_S = 5.0
+"""How often the host is told that a call goes on: it gives a silent guest up for lost."""
 JSON_BYTES = 4 * 1024 * 1024
 
 
@@ -46,6 +48,7 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.answered = False
         self._http = h11.Connection(h11.SERVER)
+        self._heartbeat: asyncio.TimerHandle | None = None
 
     async def receive(self) -> bool:
         """Read the request's head; return False when the peer left without one."""
@@ -57,6 +60,7 @@ class Exchange:
         self.path = url.path
         self.query = dict(parse_qsl(url.query, keep_blank_values=True))
         self.headers = {name.decode(): value.decode() for name, value in event.headers}
+        self._beat_later()
         return True
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -85,6 +89,7 @@ class Exchange:
 
     async def begin(self, status: int, headers: list[tuple[str, str]], content_type: str) -> None:
         self.answered = True
+        self.stop_heartbeat()
         fields = [*headers, ("content-type", content_type), ("connection", "close")]
         self._put(h11.Response(status_code=status, headers=fields))
 
@@ -117,6 +122,7 @@ class Exchange:
     async def switch(self) -> bytes:
         """Turn the connection into a byte stream; return what was already received of it."""
         self.answered = True
+        self.stop_heartbeat()
         self._put(
             h11.InformationalResponse(
                 status_code=101, headers=[("connection", "upgrade"), ("upgrade", "tunnel")]
@@ -124,6 +130,18 @@ class Exchange:
         )
         await self.writer.drain()
         return self._http.trailing_data[0]
+
+    def stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    def _beat_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        self._put(h11.InformationalResponse(status_code=102, headers=[]))
+        self._beat_later()
 
     def _put(self, event: h11.Event) -> None:
         # h11 returns None only for ConnectionClosed, which is never sent here.

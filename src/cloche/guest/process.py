@@ -12,11 +12,9 @@ from typing import Any
 
 from cloche.guest import paths
 from cloche.guest.http import Refusal
-from cloche.guest.spool import KEEP, Spool
+from cloche.guest.spool import Spool
 
 READ_BYTES = 64 * 1024
-LAG = KEEP // 2
-"""How far a follower may fall behind before the process is made to wait for it."""
 KILL_S = 10.0
 SPOOL_FOLDER = "/run/cloche"
 END_OF_TRANSMISSION = b"\x04"
@@ -42,7 +40,7 @@ class InputClosed(Refusal):
 class Process:
     """What the server knows of a command and of its keeper."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], keep: int) -> None:
         self.id = os.urandom(8).hex()
         self.argv: list[str] = request["argv"]
         self.cwd: str = request["cwd"]
@@ -52,7 +50,7 @@ class Process:
         self.exit: dict[str, Any] | None = None
         self.timed_out = False
         self.tree_gone = asyncio.Event()
-        self.spools = {"stdout": Spool(SPOOL_FOLDER), "stderr": Spool(SPOOL_FOLDER)}
+        self.spools = {name: Spool(SPOOL_FOLDER, keep) for name in ("stdout", "stderr")}
         self.cursors: dict[asyncio.Event, dict[str, int]] = {}
         """One entry for each follower: what wakes it, and how far it has read."""
         self.sources: dict[str, int] = {}
@@ -159,6 +157,10 @@ class Process:
             paths.in_background(paths.remove_quietly, self.script)
             self.script = None
 
+    def held(self) -> int:
+        """Return how many bytes of output are kept."""
+        return sum(spool.end - spool.start for spool in self.spools.values())
+
     def notify(self) -> None:
         for wake in self.cursors:
             wake.set()
@@ -197,8 +199,10 @@ class Process:
                     break
 
     def _must_wait(self, name: str) -> bool:
-        end = self.spools[name].end
-        return any(end - cursor[name] > LAG for cursor in self.cursors.values())
+        """Tell whether a follower is so far behind that the process must wait for it."""
+        spool = self.spools[name]
+        lag = spool.capacity // 2
+        return any(spool.end - cursor[name] > lag for cursor in self.cursors.values())
 
     def caught_up(self) -> None:
         """A follower read on, or left: let a waiting process write again."""

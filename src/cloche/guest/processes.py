@@ -11,16 +11,18 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from cloche.guest import paths
 from cloche.guest.http import Exchange, Refusal, bad_request, number
-from cloche.guest.process import FULL, READ_BYTES, InputClosed, Process
+from cloche.guest.process import FULL, READ_BYTES, SPOOL_FOLDER, InputClosed, Process
 
 HEARTBEAT_S = 5.0
 REMEMBERED = 64
-"""Finished processes whose output can still be read."""
+"""Finished processes whose output can still be read, if it is not too much in all."""
+KEEP_BYTES = 64 * 1024 * 1024
+"""What is kept of each stream, and of all finished processes; less on a small disk."""
 TOOL_S = 3600
 OPEN_FILES = 65536
 
@@ -59,6 +61,8 @@ class Table:
         # A few slots are kept from user code, so that a fork bomb cannot keep
         # the guest from starting the command that ends it.
         self._user_processes = max(16, process_bound - 24)
+        disk = os.statvfs(SPOOL_FOLDER)
+        self._keep = min(KEEP_BYTES, max(KEEP_BYTES // 64, disk.f_blocks * disk.f_frsize // 16))
 
     def get(self, process_id: str) -> Process:
         try:
@@ -123,7 +127,7 @@ class Table:
 
     async def tool(
         self, argv: list[str], cwd: str, stdin: AsyncIterator[bytes] | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Run a program of the image as the user, for a file call, and yield its output."""
         process = await self._spawn(
             {"argv": argv, "cwd": cwd, "timeout_s": TOOL_S, "stdin": stdin is not None}
@@ -158,7 +162,7 @@ class Table:
 
     async def _spawn(self, body: dict[str, Any]) -> Process:
         request, timeout_s = _parse(body)
-        process = Process(request)
+        process = Process(request, self._keep)
         try:
             if "script" in body:
                 script = await paths.write_script(process.cwd, process.id, body["script"])
@@ -227,12 +231,17 @@ class Table:
         return given
 
     def _forget_old(self) -> None:
+        """Forget the oldest that ended, but never the latest."""
         finished = [
             process
             for process in self._processes.values()
             if process.tree_gone.is_set() and not process.cursors
         ]
-        for process in finished[: max(0, len(finished) - REMEMBERED)]:
+        held = sum(process.held() for process in finished)
+        for count, process in enumerate(finished[:-1]):
+            if len(finished) - count <= REMEMBERED and held <= self._keep:
+                return
+            held -= process.held()
             del self._processes[process.id]
             process.forget()
 

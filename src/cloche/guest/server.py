@@ -35,9 +35,11 @@ async def _serve(channel: socket.socket) -> None:
     routes = _routes(Table(int(os.environ.get("CLOCHE_PIDS", "1024"))))
 
     async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        exchange = Exchange(reader, writer)
         try:
-            await _handle(routes, Exchange(reader, writer))
+            await _handle(routes, exchange)
         finally:
+            exchange.stop_heartbeat()
             writer.close()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, _reap)

@@ -2,8 +2,8 @@
 
 Small output stays in memory, so that most commands touch no disk and a full
 disk cannot keep a command from running. Larger output goes to a file that is
-unlinked at once: nothing is left behind, whatever happens. Only the last
-`KEEP` bytes are held; what is older is gone and counted, never silently skipped.
+unlinked at once: nothing is left behind, whatever happens. Only the last bytes
+are held; what is older is gone and counted, never silently skipped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import os
 from cloche.guest import linux
 
 IN_MEMORY = 256 * 1024
-KEEP = 64 * 1024 * 1024
 _PUNCH_EVERY = 1024 * 1024
 
 
 class Spool:
     """One stream of one process. Offsets count from its first byte."""
 
-    def __init__(self, folder: str, keep: int = KEEP) -> None:
+    def __init__(self, folder: str, keep: int) -> None:
         self.start = 0
         """The oldest byte still held."""
         self.end = 0
@@ -30,6 +29,11 @@ class Spool:
         self._file: int | None = None
         self._punched = 0
         self._disk_full = False
+
+    @property
+    def capacity(self) -> int:
+        """How many bytes can be held now: few once the disk is full."""
+        return self._memory_bound() if self._disk_full else self._keep
 
     def append(self, data: bytes) -> None:
         if self._file is None and not self._disk_full and self.end + len(data) > IN_MEMORY:
