@@ -162,7 +162,10 @@ def test_without_root_it_says_so(data: Path, tmp_path: Path) -> None:
     assert "sudo" in done.stderr.decode()
 
 
-def test_interrupting_exec_leaves_nothing(environment: dict[str, str], data: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_exec_and_leaves_nothing(
+    environment: dict[str, str], data: Path, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
         [*CLOCHE, "exec", "--sh", "echo up; sleep 30"],
         env=environment,
@@ -171,9 +174,9 @@ def test_interrupting_exec_leaves_nothing(environment: dict[str, str], data: Pat
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
 
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=20) == 128 + number
     assert leftovers(data) == []
     process.stdout.close()
 
@@ -234,8 +237,9 @@ def test_shell_is_a_terminal_in_a_machine(environment: dict[str, str], data: Pat
         os.write(terminal, b"exit 5\n")
         said += read_until(terminal, None)
     finally:
+        # Closing the terminal hangs the command up, if it has not ended by itself.
         os.close(terminal)
-    _, status = os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
 
     assert os.waitstatus_to_exitcode(status) == 5, said.decode()
     assert b"/dev/pts/" in said

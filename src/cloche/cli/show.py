@@ -16,7 +16,6 @@ EXIT_TIMEOUT = 124
 """As timeout(1) ends."""
 EXIT_CLOCHE = 125
 """As docker run ends when the fault is not the command's."""
-EXIT_INTERRUPTED = 130
 
 
 def show_error(error: ClocheError) -> int:
@@ -33,13 +32,29 @@ def show_error(error: ClocheError) -> int:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C ends it in order, with nothing left behind."""
+    """Run a command's coroutine; a signal that ends it ends it in order, with nothing left."""
     import asyncio
+    import signal
+
+    received: list[int] = []
+
+    async def body() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(main)
+
+        def stop(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        # Ctrl-C, `kill`, and a terminal that is closed.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        return await task
 
     try:
-        return asyncio.run(main)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        return asyncio.run(body())
+    except asyncio.CancelledError:
+        sys.exit(128 + received[0])
 
 
 def print_json(value: object) -> None:
