@@ -17,6 +17,7 @@ check: ## Lint, types, import rules
 	.venv/bin/lint-imports --no-cache
 
 test: check ## Check, then run every test but the slow ones
+	@tools/setup --tests
 	.venv/bin/pytest -m 'not slow' --required tests/required.txt
 
 test-slow: ## Run the soak tests

@@ -13,7 +13,10 @@
     │   ├── NoSuchMachine
     │   ├── MachinePaused
     │   ├── ImageMissing
-    │   └── PortClosed
+    │   ├── PortClosed
+    │   ├── NoSuchJob
+    │   ├── JobNotOver
+    │   └── IdempotencyConflict
     ├── OperatorError          fix the host or its settings
     │   ├── BackendUnavailable
     │   ├── BadSettings
@@ -23,7 +26,9 @@
     │   └── MachineNotDestroyed
     ├── TransientError         try again, on another machine if need be
     │   ├── SandboxLost
-    │   └── GuestMisbehaved
+    │   ├── GuestMisbehaved
+    │   ├── LeaseLost
+    │   └── StoreUnavailable
     └── LimitReached           the caller decides what a limit means
         ├── CommandTimeout
         ├── OutputTooLarge
@@ -145,6 +150,24 @@ class PortClosed(UserError):
     code = "port_closed"
 
 
+class NoSuchJob(UserError):
+    """There is no job of that id, or it is not this tenant's."""
+
+    code = "no_such_job"
+
+
+class JobNotOver(UserError):
+    """The job has not ended, and so cannot be deleted."""
+
+    code = "job_not_over"
+
+
+class IdempotencyConflict(UserError):
+    """The idempotency key was used before, for another request."""
+
+    code = "idempotency_conflict"
+
+
 class BackendUnavailable(OperatorError):
     """This host cannot give the isolation asked for."""
 
@@ -191,6 +214,18 @@ class GuestMisbehaved(TransientError):
     """The guest sent what it never would: treat the machine as hostile and destroy it."""
 
     code = "guest_misbehaved"
+
+
+class LeaseLost(TransientError):
+    """Another worker has the job now, or it is over: stop working on it."""
+
+    code = "lease_lost"
+
+
+class StoreUnavailable(TransientError):
+    """The database cannot be reached."""
+
+    code = "store_unavailable"
 
 
 class CommandTimeout(LimitReached):

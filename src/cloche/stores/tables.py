@@ -1,0 +1,53 @@
+"""The database's tables. Migrations bring a database to this shape."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+
+class Moment(sa.types.TypeDecorator[datetime]):
+    """A point in time as microseconds since the epoch: exact, and compares alike everywhere."""
+
+    impl = sa.BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Any) -> int | None:
+        return None if value is None else round(value.timestamp() * 1_000_000)
+
+    def process_result_value(self, value: int | None, dialect: Any) -> datetime | None:
+        return None if value is None else datetime.fromtimestamp(value / 1_000_000, tz=UTC)
+
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("request", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("idempotency_key", sa.String(256)),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("started_at", Moment),
+    sa.Column("finished_at", Moment),
+    sa.Column("attempt", sa.Integer, nullable=False, default=0),
+    sa.Column("reason", sa.String(32)),
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("error", sa.Text, nullable=False, default=""),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
+    sa.Column("worker", sa.String(64), nullable=False, default=""),
+    sa.Column("lease_until", Moment),
+    sa.Column("machine", sa.String(64), nullable=False, default=""),
+    sa.Column("rung", sa.String(16)),
+    sa.UniqueConstraint("tenant", "idempotency_key"),
+    # What `acquire` looks for.
+    sa.Index("jobs_queue", "state", "priority", "created_at"),
+    sa.Index("jobs_of_tenant", "tenant", "created_at", "id"),
+    sa.Index("jobs_lease", "lease_until"),
+)

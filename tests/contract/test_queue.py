@@ -1,0 +1,371 @@
+"""One set of checks for the queue, on every database it runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from cloche.core.errors import (
+    BadRequest,
+    BadSettings,
+    IdempotencyConflict,
+    JobNotOver,
+    LeaseLost,
+    NoSuchJob,
+    StoreUnavailable,
+)
+from cloche.core.job import Outcome, Reason, Request, State
+from cloche.core.queue import Filter
+from cloche.core.rung import Rung
+from cloche.stores.database import Database
+from cloche.stores.queue import Queue
+from cloche.stores.tables import metadata
+from postgres import postgres
+
+HOUR = timedelta(hours=1)
+EXPIRED = timedelta(seconds=-1)
+DONE = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgres() as address:
+        yield address
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    if request.param == "sqlite":
+        address = f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        server = request.getfixturevalue("server")
+        name = f"test_{secrets.token_hex(4)}"
+        admin = await Database.open(server)
+        async with admin._engine.execution_options(
+            isolation_level="AUTOCOMMIT"
+        ).connect() as connection:
+            await connection.execute(sa.text(f"CREATE DATABASE {name}"))
+        await admin.close()
+        address = server.replace("/postgres?", f"/{name}?")
+    database = await Database.open(address)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def queue(database: Database) -> Queue:
+    return Queue(database)
+
+
+def python(code: str = "print(1)", **options: object) -> Request:
+    return Request.model_validate({"kind": "python", "code": code, **options})
+
+
+async def submit(queue: Queue, tenant: str = "a", **options: object) -> str:
+    return (await queue.submit(tenant, python(**options))).job.id
+
+
+async def take(
+    queue: Queue, worker: str = "w1", *, limit: int = 100, per_tenant: int = 100
+) -> list[str]:
+    found = await queue.acquire(worker, lease=HOUR, limit=limit, per_tenant=per_tenant)
+    return [job.id for job in found]
+
+
+async def test_the_migrations_make_the_tables_of_today(database: Database) -> None:
+    def differences(connection: sa.Connection) -> list[object]:
+        return compare_metadata(MigrationContext.configure(connection), metadata)
+
+    async with database.read() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_a_submitted_job_is_there_as_it_was_asked_for(queue: Queue) -> None:
+    request = Request.model_validate(
+        {
+            "steps": [{"tool": "shell", "command": "echo ü"}, {"tool": "read_file", "path": "a"}],
+            "labels": {"team": "x"},
+            "limits": {"memory_mib": 128},
+            "min_rung": "container",
+            "priority": 7,
+        }
+    )
+
+    made = await queue.submit("a", request)
+
+    found = await queue.get(made.job.id)
+    assert made.created
+    assert found == made.job
+    assert (found.request, found.state, found.attempt) == (request, State.QUEUED, 0)
+    assert found.created_at.tzinfo is not None
+
+
+async def test_the_same_key_makes_one_job(queue: Queue) -> None:
+    first = await queue.submit("a", python(idempotency_key="k"))
+    again = await queue.submit("a", python(idempotency_key="k"))
+    other = await queue.submit("b", python(idempotency_key="k"))
+
+    assert (again.created, again.job.id) == (False, first.job.id)
+    assert other.created, "keys of one tenant are nothing to another"
+    with pytest.raises(IdempotencyConflict):
+        await queue.submit("a", python("print(2)", idempotency_key="k"))
+
+
+async def test_the_same_key_makes_one_job_when_many_submit_at_once(queue: Queue) -> None:
+    made = await asyncio.gather(
+        *(queue.submit("a", python(idempotency_key="k")) for _ in range(20))
+    )
+
+    assert len({submitted.job.id for submitted in made}) == 1
+    assert sum(submitted.created for submitted in made) == 1
+
+
+async def test_jobs_are_taken_by_priority_and_then_by_age(queue: Queue) -> None:
+    low = await submit(queue, priority=-1)
+    old = await submit(queue)
+    new = await submit(queue)
+    high = await submit(queue, priority=5)
+
+    assert await take(queue) == [high, old, new, low]
+    assert await take(queue) == []
+
+
+async def test_a_taken_job_says_who_has_it(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue, "w1")
+
+    job = await queue.get(job_id)
+    assert (job.state, job.worker, job.attempt) == (State.RUNNING, "w1", 1)
+    assert job.started_at is not None
+
+
+async def test_no_job_is_taken_twice_however_many_workers_ask(queue: Queue) -> None:
+    submitted = {await submit(queue, tenant=f"t{number % 5}") for number in range(60)}
+    taken: list[str] = []
+
+    async def work(name: str) -> None:
+        idle = 0
+        while idle < 3:
+            batch = await take(queue, name, limit=3)
+            taken.extend(batch)
+            idle = 0 if batch else idle + 1
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(work(f"w{number}") for number in range(8)))
+
+    assert len(taken) == len(set(taken))
+    assert set(taken) == submitted
+
+
+async def test_a_tenant_that_floods_the_queue_does_not_starve_another(queue: Queue) -> None:
+    for _ in range(20):
+        await submit(queue, "loud")
+    quiet = await submit(queue, "quiet")
+
+    first = await take(queue, limit=4, per_tenant=10)
+
+    assert quiet in first
+    assert len(first) == 4
+
+
+async def test_a_tenant_runs_no_more_than_its_share(queue: Queue) -> None:
+    for _ in range(5):
+        await submit(queue, "a")
+    assert len(await take(queue, per_tenant=2)) == 2
+    assert await take(queue, per_tenant=2) == []
+
+    running = await queue.list(tenant="a", where=Filter(states=frozenset({State.RUNNING})))
+    await queue.finish("w1", running.jobs[0].id, DONE)
+
+    assert len(await take(queue, per_tenant=2)) == 1
+
+
+async def test_finishing_ends_a_job_for_good(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue)
+    await queue.place("w1", job_id, machine="m1", rung=Rung.CONTAINER)
+
+    outcome = Outcome(state=State.FAILED, reason=Reason.EXIT_CODE, exit_code=3, error="no")
+    job = await queue.finish("w1", job_id, outcome)
+
+    assert (job.state, job.reason, job.exit_code, job.error) == (
+        State.FAILED,
+        Reason.EXIT_CODE,
+        3,
+        "no",
+    )
+    assert (job.machine, job.rung, job.worker) == ("m1", Rung.CONTAINER, "")
+    assert job.finished_at is not None
+    with pytest.raises(LeaseLost):
+        await queue.finish("w1", job_id, DONE)
+
+
+async def test_only_the_holder_may_finish_or_place(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue, "w1")
+
+    with pytest.raises(LeaseLost):
+        await queue.finish("w2", job_id, DONE)
+    with pytest.raises(LeaseLost):
+        await queue.place("w2", job_id, machine="m", rung=Rung.CONTAINER)
+
+
+async def test_a_dead_workers_job_goes_back_with_its_machine_noted(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await queue.acquire("dead", lease=HOUR, limit=1, per_tenant=1)
+    await queue.place("dead", job_id, machine="m1", rung=Rung.CONTAINER)
+    assert await queue.reap() == []
+    await queue.renew("dead", [job_id], lease=EXPIRED)
+
+    (reaped,) = await queue.reap()
+
+    assert (reaped.id, reaped.state, reaped.machine) == (job_id, State.QUEUED, "m1")
+    assert await take(queue, "next") == [job_id]
+    assert (await queue.get(job_id)).attempt == 2
+    with pytest.raises(LeaseLost):
+        await queue.finish("dead", job_id, DONE)
+
+
+async def test_a_renewed_lease_is_not_reaped(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await queue.acquire("w1", lease=EXPIRED, limit=1, per_tenant=1)
+
+    assert await queue.renew("w1", [job_id, "0" * 16], lease=HOUR) == {job_id}
+    assert await queue.reap() == []
+    assert await queue.renew("w2", [job_id], lease=HOUR) == set()
+
+
+async def test_a_released_job_can_be_taken_by_another(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue, "w1")
+    await queue.release("w1", job_id)
+    await queue.release("w1", job_id)
+
+    assert await take(queue, "w2") == [job_id]
+
+
+async def test_cancelling_a_queued_job_ends_it(queue: Queue) -> None:
+    job_id = await submit(queue)
+
+    job = await queue.cancel(job_id, tenant="a")
+
+    assert (job.state, job.reason) == (State.CANCELLED, Reason.CANCELLED)
+    assert await take(queue) == []
+    assert (await queue.cancel(job_id)).state is State.CANCELLED
+
+
+async def test_cancelling_a_running_job_asks_its_worker(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue)
+
+    job = await queue.cancel(job_id)
+
+    assert (job.state, job.cancel_requested) == (State.RUNNING, True)
+
+
+async def test_cancelling_a_job_whose_worker_died_is_left_to_the_next(queue: Queue) -> None:
+    job_id = await submit(queue)
+    await take(queue, "dead")
+    await queue.place("dead", job_id, machine="m1", rung=Rung.CONTAINER)
+    await queue.renew("dead", [job_id], lease=EXPIRED)
+    await queue.reap()
+
+    job = await queue.cancel(job_id)
+
+    assert (job.state, job.cancel_requested) == (State.QUEUED, True)
+    assert await take(queue, "next") == [job_id]
+
+
+async def test_another_tenants_job_is_not_there(queue: Queue) -> None:
+    job_id = await submit(queue, "a")
+
+    for call in (queue.get, queue.cancel, queue.delete):
+        with pytest.raises(NoSuchJob):
+            await call(job_id, tenant="b")
+    assert (await queue.get(job_id, tenant="a")).state is State.QUEUED
+
+
+async def test_pages_hold_every_job_once(queue: Queue) -> None:
+    submitted = [await submit(queue) for _ in range(25)]
+    seen: list[str] = []
+    cursor = None
+    for _ in range(10):
+        page = await queue.list(tenant="a", where=Filter(), cursor=cursor, limit=10)
+        seen += [job.id for job in page.jobs]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+
+    assert seen == submitted[::-1]
+
+
+@pytest.mark.parametrize("cursor", ["x", "e30=", "W10=", "WzFlOTk5LDFd", "…"])
+async def test_a_made_up_cursor_is_refused(queue: Queue, cursor: str) -> None:
+    with pytest.raises(BadRequest):
+        await queue.list(tenant=None, where=Filter(), cursor=cursor)
+
+
+async def test_lists_can_be_narrowed(queue: Queue) -> None:
+    red = await submit(queue, labels={"colour": "red"})
+    await submit(queue, labels={"colour": "blue"})
+    plain = await submit(queue)
+    await queue.cancel(plain)
+
+    by_label = await queue.list(tenant="a", where=Filter(labels={"colour": "red"}))
+    by_state = await queue.list(tenant="a", where=Filter(states=frozenset({State.CANCELLED})))
+
+    assert [job.id for job in by_label.jobs] == [red]
+    assert [job.id for job in by_state.jobs] == [plain]
+
+
+async def test_only_a_job_that_is_over_can_be_deleted(queue: Queue) -> None:
+    job_id = await submit(queue)
+    with pytest.raises(JobNotOver):
+        await queue.delete(job_id)
+    await queue.cancel(job_id)
+
+    await queue.delete(job_id)
+
+    with pytest.raises(NoSuchJob):
+        await queue.get(job_id)
+
+
+async def test_counts_tell_every_state(queue: Queue) -> None:
+    await submit(queue)
+    await submit(queue)
+    await take(queue, limit=1)
+
+    counts = await queue.counts()
+
+    assert counts[State.QUEUED] == counts[State.RUNNING] == 1
+    assert set(counts) == set(State)
+
+
+async def test_what_was_submitted_outlives_the_connection(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/jobs.db"
+    first = await Database.open(address)
+    job_id = await submit(Queue(first))
+    await first.close()
+
+    second = await Database.open(address)
+    assert (await Queue(second).get(job_id)).state is State.QUEUED
+    await second.close()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "mysql://h/d", "", "sqlite"])
+async def test_an_address_of_no_known_database_is_a_bad_setting(address: str) -> None:
+    with pytest.raises(BadSettings):
+        await Database.open(address)
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        await Database.open(f"postgresql://nobody@/none?host={tmp_path}")
