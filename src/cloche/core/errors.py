@@ -9,6 +9,7 @@
     │   ├── PathRefused
     │   ├── FileRefused
     │   ├── NoSuchProcess
+    │   ├── ProcessExists
     │   ├── InputClosed
     │   ├── NoSuchMachine
     │   ├── MachinePaused
@@ -130,6 +131,12 @@ class MachinePaused(UserError):
     """The machine stands still and cannot answer."""
 
     code = "machine_paused"
+
+
+class ProcessExists(UserError):
+    """A process of that id was started before."""
+
+    code = "process_exists"
 
 
 class InputClosed(UserError):

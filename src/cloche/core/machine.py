@@ -80,6 +80,14 @@ class Machine(Protocol):
         """
         ...
 
+    async def endure(self) -> None:
+        """Make the machine durable: it outlives this process until it is adopted or swept by name.
+
+        Raises:
+            SandboxLost: the machine is gone.
+        """
+        ...
+
     async def last_words(self) -> str:
         """Return the end of what the machine said while it started, for a post-mortem."""
         ...

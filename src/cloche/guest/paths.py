@@ -111,7 +111,11 @@ async def write_script(cwd: str, process_id: str, script: object) -> str:
     if not isinstance(code, str) or suffix not in (".py", ".ts", ".js", ".sh"):
         raise bad_request("script holds code, and suffix: .py, .ts, .js or .sh")
     path = posixpath.join(cwd, f"{SCRIPT_PREFIX}{process_id}{suffix}")
-    await as_user(_write_new, path, code.encode("utf-8", "surrogatepass"))
+    try:
+        await as_user(_write_new, path, code.encode("utf-8", "surrogatepass"))
+    except Refusal:
+        in_background(remove_quietly, path)  # Half of it, on a full disk.
+        raise
     return path
 
 

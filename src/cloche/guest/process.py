@@ -41,7 +41,7 @@ class Process:
     """What the server knows of a command and of its keeper."""
 
     def __init__(self, request: dict[str, Any], keep: int) -> None:
-        self.id = os.urandom(8).hex()
+        self.id: str = request["id"]
         self.argv: list[str] = request["argv"]
         self.cwd: str = request["cwd"]
         self.pty: bool = request["pty"]

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
 import termios
@@ -15,10 +16,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from cloche.guest import paths
-from cloche.guest.http import Exchange, Refusal, bad_request, number
+from cloche.guest.http import HEARTBEAT_S, Exchange, Refusal, bad_request, number
 from cloche.guest.process import FULL, READ_BYTES, SPOOL_FOLDER, InputClosed, Process
 
-HEARTBEAT_S = 5.0
 REMEMBERED = 64
 """Finished processes whose output can still be read, if it is not too much in all."""
 KEEP_BYTES = 64 * 1024 * 1024
@@ -40,6 +40,7 @@ BASE_ENV = {
 
 KEEPER = "/opt/cloche/bin/keeper"
 _CONTROL_FD = 3
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class ToolFailed(Refusal):
@@ -162,7 +163,11 @@ class Table:
 
     async def _spawn(self, body: dict[str, Any]) -> Process:
         request, timeout_s = _parse(body)
+        if request["id"] in self._processes:
+            raise Refusal(409, "process_exists", f"process {request['id']!r} was started before")
         process = Process(request, self._keep)
+        # From here on, so that a second start with the same id is refused, not raced.
+        self._processes[process.id] = process
         try:
             if "script" in body:
                 script = await paths.write_script(process.cwd, process.id, body["script"])
@@ -171,10 +176,10 @@ class Table:
             control = await self._fork(process, request["env"], body)
             await process.begin(control, timeout_s)
         except BaseException:
+            del self._processes[process.id]
             process.forget()
             process.remove_script()
             raise
-        self._processes[process.id] = process
         self._forget_old()
         return process
 
@@ -287,6 +292,9 @@ def _parse(body: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
     """Check a start request; return what the keeper needs, and the deadline."""
     argv, env, cwd = body.get("argv"), body.get("env", {}), body.get("cwd", "/workspace")
     timeout_s, terminal = body.get("timeout_s"), body.get("pty")
+    process_id = body.get("id", os.urandom(8).hex())
+    if not isinstance(process_id, str) or not _ID.fullmatch(process_id):
+        raise bad_request("id is 16 hexadecimal digits")
     if not isinstance(argv, list) or not argv or not all(map(_is_text, argv)) or not argv[0]:
         raise bad_request("argv is a list of strings without NUL, the program's name first")
     if not isinstance(env, dict) or not all(map(_is_text, [*env, *env.values()])):
@@ -305,7 +313,13 @@ def _parse(body: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
         raise bad_request("pty holds rows and cols, each from 1 to 4096")
     base = {**BASE_ENV, "TERM": "xterm-256color"} if terminal is not None else BASE_ENV
     return (
-        {"argv": argv, "env": {**base, **env}, "cwd": cwd, "pty": terminal is not None},
+        {
+            "id": process_id,
+            "argv": argv,
+            "env": {**base, **env},
+            "cwd": cwd,
+            "pty": terminal is not None,
+        },
         timeout_s,
     )
 

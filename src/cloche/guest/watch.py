@@ -8,10 +8,9 @@ import posixpath
 import struct
 
 from cloche.guest import linux, paths
-from cloche.guest.http import Exchange, Refusal
+from cloche.guest.http import HEARTBEAT_S, Exchange, Refusal
 
 FOLDERS = 4096
-HEARTBEAT_S = 5.0
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200

@@ -29,6 +29,7 @@ _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
         "Check the program's name and the working folder; the machine has its own file system.",
     ),
     "no_such_process": (errors.NoSuchProcess, "List the sandbox's processes for their ids."),
+    "process_exists": (errors.ProcessExists, "Attach to it instead."),
     "stdin_closed": (errors.InputClosed, "Start the process with stdin, and before it ends."),
     "no_such_file": (errors.NoSuchFile, "List the folder to see what is there."),
     "path_refused": (
@@ -264,9 +265,16 @@ class Exchange:
             if event is not h11.NEED_DATA:
                 return event
             data = await self._client.read(self.reader)
-            self._http.receive_data(data)
-            if not data and self._http.their_state is h11.SEND_RESPONSE:
+            if not data:  # The guest ends an answer before its connection.
                 raise ConnectionResetError
+            self._http.receive_data(data)
+
+
+def half_a_character() -> errors.BadRequest:
+    return errors.BadRequest(
+        "A text holds half a character (a lone surrogate).",
+        remedy="Send text in whole characters, and other bytes as stdin or as a file.",
+    )
 
 
 def _target(path: str, query: Query) -> str:
@@ -275,7 +283,10 @@ def _target(path: str, query: Query) -> str:
         for name, value in query.items()
         if value is not None
     }
-    return f"{path}?{urlencode(fields, quote_via=quote)}" if fields else path
+    try:
+        return f"{path}?{urlencode(fields, quote_via=quote)}" if fields else path
+    except UnicodeEncodeError:
+        raise half_a_character() from None
 
 
 def _size(response: h11.Response | h11.InformationalResponse) -> int | None:

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from typing import Final
 
-from cloche.core.errors import BadSettings, ClocheError
+from cloche.core.errors import BadSettings, ClocheError, MachineNotDestroyed
 from cloche.core.image import Image
 from cloche.core.machine import Backend
 from cloche.core.spec import SandboxSpec
@@ -65,11 +65,19 @@ class Pool:
         """
         while self._warm:
             sandbox = self._warm.popleft()
+            try:
+                alive = await sandbox.machine.alive()
+            except BaseException:  # The caller left: the next one may have it.
+                self._warm.appendleft(sandbox)
+                raise
             self._wanted.set()
-            if await sandbox.machine.alive():
+            if alive:
                 return sandbox
             logger.warning("machine %s died in the pool", sandbox.id)
-            await sandbox.close()
+            try:
+                await sandbox.close()
+            except MachineNotDestroyed as error:
+                logger.warning("%s", error)
         return await Sandbox.start_on(self._backend, self.spec, self._image)
 
     async def close(self) -> None:
@@ -79,8 +87,11 @@ class Pool:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._filler
             self._filler = None
-        while self._warm:
-            await self._warm.popleft().close()
+        unclaimed = [self._warm.popleft() for _ in range(len(self._warm))]
+        closing = (sandbox.close() for sandbox in unclaimed)
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        for error in filter(None, results):
+            raise error
 
     async def _fill(self) -> None:
         failures = 0
@@ -99,8 +110,8 @@ class Pool:
                 await asyncio.sleep(delay_s)
             else:
                 failures = 0
+                self._warm.append(sandbox)
                 async with self._changed:
-                    self._warm.append(sandbox)
                     self._changed.notify_all()
 
     async def _warm_up(self) -> Sandbox:

@@ -137,7 +137,7 @@ class Follower:
             raise wire.misbehaved(f"{line.stream} at {line.offset}, expected {expected}")
         try:
             data = binascii.a2b_base64(line.data, strict_mode=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error is one; text beyond ASCII is a plain one.
             raise wire.misbehaved(str(error)) from None
         self._offsets[line.stream] = expected + len(data)
         return Chunk(stream=line.stream, offset=expected, data=data, lost=line.lost)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from cloche.core.errors import (
     BadRequest,
+    ClocheError,
     CommandTimeout,
     GuestMisbehaved,
     InputClosed,
@@ -27,7 +29,7 @@ from cloche.core.process import Chunk, ExecResult, Exit, ProcessStatus
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox import wire
-from cloche.sandbox.client import Client
+from cloche.sandbox.client import Client, half_a_character
 from cloche.sandbox.files import Files
 from cloche.sandbox.process import Follower, Process
 
@@ -37,6 +39,12 @@ _START_S: Final = 60.0
 _GRACE_S: Final = 15.0
 """How much later than its own deadline the guest may report a killed command."""
 _REQUEST_BYTES: Final = 4 * 1024 * 1024
+
+
+def new_process_id() -> str:
+    """Make up an id for a process that is yet to be started."""
+    return secrets.token_hex(8)
+
 
 LANGUAGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "python": (".py", ("python3",)),
@@ -150,13 +158,19 @@ class Sandbox:
         stdin: bool = False,
         pty: tuple[int, int] | None = None,
         timeout_s: float | None = None,
+        process_id: str | None = None,
     ) -> Process:
         """Start `argv` and return at once. It runs on when the caller dies.
 
-        `pty` is a terminal's rows and columns. Raises as `exec`.
+        `pty` is a terminal's rows and columns. `process_id`, from `new_process_id`, lets a
+        caller write down what it is about to start, and start it once whatever happens.
+
+        Raises:
+            ProcessExists: `process_id` was started before.
+            As `exec`, besides.
         """
         body = _request(argv, env, cwd, timeout_s=timeout_s, stdin=stdin, pty=pty)
-        return await self._start(body)
+        return await self._start(body, process_id)
 
     async def start_code(
         self,
@@ -167,11 +181,11 @@ class Sandbox:
         cwd: str = "/workspace",
         stdin: bool = False,
         timeout_s: float | None = None,
+        process_id: str | None = None,
     ) -> Process:
-        """Start `code` and return at once, as `start` does. Raises as `run_code`."""
-        return await self._start(
-            code_request(language, code, env, cwd, timeout_s=timeout_s, stdin=stdin)
-        )
+        """Start `code` and return at once, as `start` does. Raises as `start` and `run_code`."""
+        body = code_request(language, code, env, cwd, timeout_s=timeout_s, stdin=stdin)
+        return await self._start(body, process_id)
 
     async def attach(self, process_id: str) -> Process:
         """Take up a process by its id, whoever started it.
@@ -179,7 +193,7 @@ class Sandbox:
         Raises:
             NoSuchProcess: the machine does not know it, or has forgotten it.
         """
-        if not process_id.isalnum():
+        if not process_id.isascii() or not process_id.isalnum():
             raise BadRequest(
                 f"{process_id!r} is no process id.", remedy="List the sandbox's processes."
             )
@@ -237,7 +251,9 @@ class Sandbox:
     ) -> None:
         await asyncio.shield(self.close())
 
-    async def _start(self, body: dict[str, Any]) -> Process:
+    async def _start(self, body: dict[str, Any], process_id: str | None) -> Process:
+        if process_id is not None:
+            body["id"] = process_id
         line = await self._client.call(wire.StatusLine, "POST", "/processes", body=_encode(body))
         return Process(self._client, line.id, line.pid)
 
@@ -250,14 +266,24 @@ class Sandbox:
                 remedy="Allow the output some bytes.",
             )
         run = _Run(self._client, limit)
+        # A task of its own, so that a caller who leaves while the command starts leaves
+        # someone behind who learns which one it is.
+        following = asyncio.create_task(run.follow(body, stdin))
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
-                exit_ = await run.follow(body, stdin)
+                exit_ = await asyncio.shield(following)
         except TimeoutError:
             raise self._client.silent() from None
-        except (asyncio.CancelledError, OutputTooLarge):
-            await run.kill()
+        except OutputTooLarge:
+            await asyncio.shield(run.kill())
             raise
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClocheError):  # Or it would take the cancellation's place.
+                await asyncio.shield(run.kill())
+            raise
+        finally:
+            following.cancel()
+            following.add_done_callback(_pass_over)
         if exit_.timed_out:
             raise CommandTimeout(
                 f"The command did not end within {timeout_s:g} s; it and all it started are dead.",
@@ -279,6 +305,7 @@ class _Run:
         self._client = client
         self._limit = limit
         self._process: Process | None = None
+        self._begun = asyncio.Event()
         self._output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
 
     def collected(self, stream: str) -> bytes:
@@ -295,11 +322,13 @@ class _Run:
                 async for line in lines:
                     if line.started is not None and self._process is None:
                         self._process = Process(self._client, line.started.id, line.started.pid)
+                        self._begun.set()
                         if stdin is not None:
                             feeding = asyncio.create_task(_feed(self._process, stdin))
                     elif chunk := follower.take(line):
                         self._collect(chunk)
         finally:
+            self._begun.set()
             if feeding is not None:
                 feeding.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -318,9 +347,18 @@ class _Run:
 
     async def kill(self) -> None:
         """End what nobody waits for any more; a machine that is gone has ended it already."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self._begun.wait()
         if self._process is not None:
             with contextlib.suppress(SandboxLost, NoSuchProcess):
-                await asyncio.shield(self._process.kill())
+                await self._process.kill()
+
+
+def _pass_over(task: asyncio.Task[Exit]) -> None:
+    """Take note of an error that nobody waits for any more, or asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _feed(process: Process, stdin: bytes) -> None:
@@ -384,7 +422,10 @@ def _request(
 
 
 def _encode(body: dict[str, Any]) -> bytes:
-    raw = json.dumps(body).encode()
+    try:
+        raw = json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise half_a_character() from None
     if len(raw) > _REQUEST_BYTES:
         raise BadRequest(
             f"The command, its variables and its code take {len(raw)} bytes; "

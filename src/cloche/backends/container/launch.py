@@ -87,7 +87,11 @@ def _launch(order: Launch) -> tuple[int, str]:
     linux.mount("cloche", str(STAGE), "tmpfs", options="mode=755,size=1m")
     lower = _mount_layers(order)
     device = _mount_disk(order)
-    options = f"lowerdir={lower},upperdir={STAGE}/disk/upper,workdir={STAGE}/disk/work,volatile"
+    # redirect_dir: without it, a rename of a folder that came with the image is EXDEV.
+    options = (
+        f"lowerdir={lower},upperdir={STAGE}/disk/upper,workdir={STAGE}/disk/work,"
+        "redirect_dir=on,volatile"
+    )
     (STAGE / "rootfs").mkdir()
     linux.mount("overlay", rootfs(), "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
     return _run(order), device

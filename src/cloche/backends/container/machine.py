@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cloche.backends.container.cgroups import Cgroups
@@ -47,6 +49,12 @@ class Machine:
 
     async def alive(self) -> bool:
         return self._descriptor is not None and _is_running(self.record)
+
+    async def endure(self) -> None:
+        if self._descriptor is None:
+            raise self._lost()
+        self.record = replace(self.record, durable=True)
+        self._folder.save(self.record)
 
     async def last_words(self) -> str:
         try:
@@ -114,7 +122,13 @@ async def raze(folder: Folder, record: Record) -> None:
     except TimeoutError:
         raise _not_destroyed(record, "its cgroups to go") from None
     await _prove("its disk to be let go", record, lambda: _released(folder, record), _DEATH_S)
-    await asyncio.to_thread(shutil.rmtree, folder.path)
+    await asyncio.to_thread(_remove, folder.path)
+
+
+def _remove(folder: Path) -> None:
+    while folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # Someone else is removing it, too.
+            shutil.rmtree(folder)
 
 
 async def _kill_first(record: Record, cgroups: Cgroups) -> None:

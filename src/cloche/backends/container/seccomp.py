@@ -47,7 +47,7 @@ uretprobe utime utimensat utimes vfork wait4 waitid waitpid write writev
 
 _REFUSED = """
 acct add_key bpf chroot clock_adjtime clock_settime delete_module finit_module fsconfig fsmount
-fsopen fspick init_module kcmp kexec_file_load kexec_load keyctl lookup_dcookie mknod mknodat
+fsopen fspick init_module kcmp kexec_file_load kexec_load keyctl lookup_dcookie
 mount mount_setattr move_mount move_pages open_by_handle_at open_tree perf_event_open pidfd_getfd
 pivot_root process_madvise process_vm_readv process_vm_writev quotactl quotactl_fd reboot
 request_key setdomainname sethostname setns settimeofday stime swapoff swapon syslog umount
@@ -56,6 +56,10 @@ umount2 unshare userfaultfd vhangup
 
 _NEW_NAMESPACE = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+
+_MODE_ARGUMENTS = {"mknod": 1, "mknodat": 2}
+_KIND, _NAMED_PIPE, _DEVICES = 0o170000, 0o010000, (0o020000, 0o060000)
+"""S_IFMT and S_IFIFO; S_IFCHR and S_IFBLK."""
 
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK: without it, programs cannot list interfaces."""
@@ -82,6 +86,21 @@ def profile() -> dict[str, Any]:
                 "action": allow,
                 "args": [_masked(0, _NEW_NAMESPACE, 0)],
             },
+            # Named pipes, which builds and shells use, and nothing else.
+            *(
+                {"names": [name], "action": allow, "args": [_masked(index, _KIND, _NAMED_PIPE)]}
+                for name, index in _MODE_ARGUMENTS.items()
+            ),
+            *(
+                {
+                    "names": [name],
+                    "action": "SCMP_ACT_ERRNO",
+                    "errnoRet": errno.EPERM,
+                    "args": [_masked(index, _KIND, device)],
+                }
+                for name, index in _MODE_ARGUMENTS.items()
+                for device in _DEVICES
+            ),
             *(
                 {"names": ["socket"], "action": allow, "args": [_equal(0, family)]}
                 for family in _FAMILIES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import random
+import tarfile
 import time
 
 import pytest
@@ -150,15 +152,14 @@ class TestTimeouts:
         self, sandbox: Sandbox, time_scale: float
     ) -> None:
         marked = mark()
-        result = await sandbox.exec(
-            ["sh", "-c", f"sleep {marked} & echo done"], timeout_s=1 * time_scale
-        )
+        script = f"sleep {marked} & echo done"
+        result = await sandbox.exec(["sh", "-c", script], timeout_s=1 * time_scale)
         assert result.stdout == "done\n"
 
         await asyncio.sleep(1.5 * time_scale)
 
         assert marked in await survivors(sandbox, marked), "the deadline was the command's"
-        [left] = [p for p in await sandbox.processes() if any(marked in a for a in p.argv)]
+        [left] = [p for p in await sandbox.processes() if p.argv[2:] == (script,)]
         process = await sandbox.attach(left.id)
         async with asyncio.timeout(5 * time_scale):
             ended = await process.wait()
@@ -291,13 +292,17 @@ class TestMachineBounds:
         self, new_sandbox: NewSandbox
     ) -> None:
         sandbox = await new_sandbox(SandboxSpec(disk_mib=64))
-        filled = await sandbox.exec(["sh", "-c", "cat /dev/zero > /workspace/fill"])
+        # In ever smaller parts: a file system may refuse a large one while it has some room.
+        fill = "for n in 1M 64k 4k 1k; do dd if=/dev/zero bs=$n >> fill; sync; done"
+        filled = await sandbox.exec(["sh", "-c", fill])
         assert "No space left" in filled.stderr, filled
 
         with pytest.raises(MachineFull):
             await sandbox.files.write("/workspace/file", b"x" * 100_000)
         with pytest.raises(MachineFull):
             await sandbox.files.write("/workspace/large", b"x" * 5_000_000)
+        with pytest.raises(MachineFull):
+            await sandbox.files.upload(_tar_of_zeros(100_000), "/workspace/folder")
         with pytest.raises(MachineFull):
             await sandbox.run_code("python", "#" * 100_000)
         calm = await sandbox.exec(["echo", "calm"])
@@ -306,7 +311,8 @@ class TestMachineBounds:
         assert loud.stdout_bytes == b"y\n" * 1_500_000, "what is followed is never lost"
 
         listing = await sandbox.files.list("/workspace")
-        assert [entry.path for entry in listing.entries] == ["/workspace/fill"], "no half file"
+        left = [entry.path for entry in listing.entries if entry.kind == "file"]
+        assert left == ["/workspace/fill"], "no half file"
         await sandbox.files.remove("/workspace/fill")
         await sandbox.files.write("/workspace/file", b"x" * 100_000)
         assert (await sandbox.files.stat("/workspace/file")).size == 100_000
@@ -322,3 +328,12 @@ class TestMachineBounds:
         assert after.memory_peak_bytes >= 64 << 20, after
         assert after.processes >= 1, after
         assert after.oom_kills == 0, after
+
+
+def _tar_of_zeros(size: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo("zeros")
+        entry.size = size
+        tar.addfile(entry, io.BytesIO(bytes(size)))
+    return buffer.getvalue()
