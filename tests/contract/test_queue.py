@@ -24,9 +24,11 @@ from cloche.core.errors import (
 )
 from cloche.core.job import Outcome, Reason, Request, State
 from cloche.core.queue import Filter
+from cloche.core.record import Entry
 from cloche.core.rung import Rung
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
+from cloche.stores.record import Record
 from cloche.stores.tables import metadata
 from postgres import postgres
 
@@ -347,6 +349,72 @@ async def test_counts_tell_every_state(queue: Queue) -> None:
 
     assert counts[State.QUEUED] == counts[State.RUNNING] == 1
     assert set(counts) == set(State)
+
+
+@pytest.fixture
+def record(database: Database) -> Record:
+    return Record(database)
+
+
+async def test_a_history_tells_a_jobs_life(queue: Queue, record: Record) -> None:
+    job_id = await submit(queue)
+    await take(queue)
+    last = await record.append(
+        "w1",
+        job_id,
+        [
+            Entry(kind="step", body={"step": 0, "tool": "python"}),
+            Entry(kind="output", body={"stream": "stdout"}, data=b"hello \xff\x00"),
+        ],
+    )
+    await queue.finish("w1", job_id, DONE)
+
+    events = await record.events(job_id)
+
+    kinds = ["submitted", "started", "step", "output", "finished"]
+    assert [event.kind for event in events] == kinds
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5]
+    assert last == 4
+    assert events[3].data == b"hello \xff\x00"
+    assert events[4].body["state"] == "succeeded"
+    assert [event.seq for event in await record.events(job_id, after=3, limit=1)] == [4]
+
+
+async def test_a_log_can_be_read_from_any_byte(queue: Queue, record: Record) -> None:
+    job_id = await submit(queue)
+    await take(queue)
+    whole = bytes(range(256)) * 4
+    pieces = [whole[start : start + 100] for start in range(0, len(whole), 100)]
+    for piece in pieces:
+        await record.append("w1", job_id, [Entry(kind="step"), Entry(kind="output", data=piece)])
+
+    assert await record.log_size(job_id) == len(whole)
+    for offset in (0, 1, 99, 100, 101, 550, len(whole) - 1, len(whole), len(whole) + 5):
+        for limit in (1, 7, 100, 250, 5000):
+            found = await record.log(job_id, offset=offset, limit=limit)
+            assert found == whole[offset : offset + limit], (offset, limit)
+
+
+async def test_only_the_holder_may_write_history(queue: Queue, record: Record) -> None:
+    job_id = await submit(queue)
+    with pytest.raises(LeaseLost):
+        await record.append("w1", job_id, [Entry(kind="step")])
+    await take(queue, "w1")
+    with pytest.raises(LeaseLost):
+        await record.append("w2", job_id, [Entry(kind="step")])
+    await queue.finish("w1", job_id, DONE)
+    with pytest.raises(LeaseLost):
+        await record.append("w1", job_id, [Entry(kind="step")])
+
+
+async def test_a_deleted_job_takes_its_history_with_it(queue: Queue, record: Record) -> None:
+    job_id = await submit(queue)
+    await queue.cancel(job_id)
+    assert [event.kind for event in await record.events(job_id)] == ["submitted", "finished"]
+
+    await queue.delete(job_id)
+
+    assert await record.events(job_id) == []
 
 
 async def test_what_was_submitted_outlives_the_connection(tmp_path: Path) -> None:

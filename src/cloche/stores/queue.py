@@ -7,6 +7,7 @@ import binascii
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,11 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
 from cloche.core.queue import Filter, Page, Submitted
+from cloche.core.record import Entry
 from cloche.core.rung import Rung
 from cloche.stores.database import Database
+from cloche.stores.record import add_entries
 from cloche.stores.tables import Moment, jobs
-
-_FINAL = [state.value for state in State if state.final]
 
 
 class Queue:
@@ -44,6 +45,7 @@ class Queue:
         try:
             async with self._database.write() as connection:
                 await connection.execute(jobs.insert().values(row))
+                await add_entries(connection, job_id, [Entry(kind="submitted")])
                 return Submitted(job=await _get(connection, job_id), created=True)
         except sa.exc.IntegrityError:
             return await self._earlier(tenant, request)
@@ -112,7 +114,11 @@ class Queue:
             )
             taken = sa.select(jobs).where(jobs.c.id.in_(chosen))
             in_turn = taken.order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
-            return [_job(row) for row in await connection.execute(in_turn)]
+            found = [_job(row) for row in await connection.execute(in_turn)]
+            for job in found:
+                body = {"worker": worker, "attempt": job.attempt}
+                await add_entries(connection, job.id, [Entry(kind="started", body=body)])
+            return found
 
     async def renew(self, worker: str, job_ids: Sequence[str], *, lease: timedelta) -> set[str]:
         held = jobs.c.id.in_(job_ids) & _held_by(worker)
@@ -137,6 +143,7 @@ class Queue:
         }
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, values)
+            await add_entries(connection, job_id, [_finished(outcome)])
             return await _get(connection, job_id)
 
     async def release(self, worker: str, job_id: str) -> None:
@@ -155,7 +162,7 @@ class Queue:
             )
             # One that ran before, and may have a machine yet, is ended by a worker.
             fresh = mine & (jobs.c.state == State.QUEUED) & (jobs.c.machine == "")
-            await connection.execute(
+            ended = await connection.execute(
                 jobs.update()
                 .where(fresh)
                 .values(
@@ -165,6 +172,8 @@ class Queue:
                     finished_at=datetime.now(UTC),
                 )
             )
+            if ended.rowcount:
+                await add_entries(connection, job_id, [_finished(_CANCELLED)])
             waiting = mine & (jobs.c.state == State.QUEUED)
             await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
             return await _get(connection, job_id)
@@ -176,6 +185,9 @@ class Queue:
             chosen = (await connection.execute(ids)).scalars().all()
             mine = jobs.c.id.in_(chosen)
             await connection.execute(jobs.update().where(mine).values(_BACK_IN_THE_QUEUE))
+            why = Entry(kind="retried", body={"why": "its worker fell silent"})
+            for job_id in chosen:
+                await add_entries(connection, job_id, [why])
             return [_job(row) for row in await connection.execute(sa.select(jobs).where(mine))]
 
     async def delete(self, job_id: str, *, tenant: str | None = None) -> None:
@@ -194,7 +206,12 @@ class Queue:
         return {state: found.get(state, 0) for state in State}
 
 
+_CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED)
 _BACK_IN_THE_QUEUE: dict[str, Any] = {"state": State.QUEUED, "worker": "", "lease_until": None}
+
+
+def _finished(outcome: Outcome) -> Entry:
+    return Entry(kind="finished", body=asdict(outcome))
 
 
 def _next_in_turn(limit: int, per_tenant: int) -> sa.ScalarSelect[str]:

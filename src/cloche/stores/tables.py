@@ -51,3 +51,20 @@ jobs = sa.Table(
     sa.Index("jobs_of_tenant", "tenant", "created_at", "id"),
     sa.Index("jobs_lease", "lease_until"),
 )
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column(
+        "job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    ),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", Moment, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+    sa.Column("data", sa.LargeBinary),
+    # The job's log is its output events' data in a row: where this one's begins and ends.
+    sa.Column("log_from", sa.BigInteger),
+    sa.Column("log_to", sa.BigInteger),
+    sa.Index("events_log", "job_id", "log_to"),
+)

@@ -1,0 +1,69 @@
+"""A job's append-only history: the source of its logs, its status and its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+Kind = Literal[
+    "submitted",  # the request was accepted
+    "started",    # a worker took the job up: worker, attempt
+    "machine",    # the job runs on this machine: machine, rung, adopted
+    "step",       # a step begins: step, tool, process
+    "output",     # bytes a step wrote: step, stream, offset; the bytes are its data
+    "step_ended", # step, exit_code, reason, duration_s, cpu_s, max_rss_kib
+    "artifacts",  # what was kept: files, bytes
+    "retried",    # the job goes back into the queue: why
+    "finished",   # state, reason, exit_code, error
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something to be remembered."""
+
+    kind: Kind
+    body: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+    """Output bytes. They are also part of the job's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something remembered: an entry with its place in the history."""
+
+    seq: int
+    """Counts from 1 within a job, without gaps."""
+    at: datetime
+    kind: str
+    body: Mapping[str, Any]
+    data: bytes = b""
+    log_offset: int | None = None
+    """Where `data` begins in the job's log."""
+
+
+class Record(Protocol):
+    """Histories of jobs. Nothing in one is ever changed.
+
+    Every call may raise `StoreUnavailable`.
+    """
+
+    async def append(self, worker: str, job_id: str, entries: Sequence[Entry]) -> int:
+        """Add entries; durable on return. Returns the last one's number.
+
+        Raises:
+            LeaseLost: the job is no longer this worker's to write about.
+        """
+        ...
+
+    async def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> Sequence[Event]:
+        """Return events after number `after`, oldest first."""
+        ...
+
+    async def log(self, job_id: str, *, offset: int, limit: int) -> bytes:
+        """Return up to `limit` bytes of the job's log from byte `offset`."""
+        ...
+
+    async def log_size(self, job_id: str) -> int: ...
