@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from cloche import settings as settings_module
 from cloche.backends import container
-from cloche.core.errors import ImageMissing
+from cloche.core.errors import BackendUnavailable, ImageMissing
 from cloche.core.image import Image
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox import sandbox as sandbox_module
 from cloche.sandbox.images import Images
 from cloche.sandbox.ladder import Probe, prove
+from cloche.sandbox.pool import Pool
 
 _UNBUILT = {
     Rung.FIRECRACKER: "This version of Cloche has no Firecracker backend yet.",
@@ -65,6 +66,32 @@ class Host:
             )
             for rung in Rung
         ]
+
+
+class Machines:
+    """Gives workers machines of this host: warm ones of the usual size, others made to order."""
+
+    def __init__(self, host: Host, pool: Pool) -> None:
+        self._host = host
+        self._pool = pool
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> sandbox_module.Sandbox:
+        rung = self._host.backend.rung
+        if min_rung is not None and not rung.at_least(min_rung):
+            raise BackendUnavailable(
+                f"The job demands the {min_rung} rung; this host gives {rung}.",
+                remedy="Run it on a host that has it, or demand less.",
+            )
+        if spec == self._pool.spec:
+            sandbox = await self._pool.claim()
+            await sandbox.machine.endure()
+            return sandbox
+        return await sandbox_module.Sandbox.start_on(
+            self._host.backend, spec, self._host.image(spec.image), durable=True
+        )
+
+    async def adopt(self, machine_id: str) -> sandbox_module.Sandbox:
+        return sandbox_module.Sandbox(await self._host.backend.adopt(machine_id))
 
 
 class Sandbox(sandbox_module.Sandbox):

@@ -271,6 +271,8 @@ async def test_cancelling_a_running_job_asks_its_worker(queue: Queue) -> None:
     job = await queue.cancel(job_id)
 
     assert (job.state, job.cancel_requested) == (State.RUNNING, True)
+    assert await queue.cancelled("w1") == {job_id}
+    assert await queue.cancelled("w2") == set()
 
 
 async def test_cancelling_a_job_whose_worker_died_is_left_to_the_next(queue: Queue) -> None:

@@ -108,6 +108,10 @@ class Queue(Protocol):
         """
         ...
 
+    async def cancelled(self, worker: str) -> set[str]:
+        """Return the jobs this worker holds that someone wants ended."""
+        ...
+
     async def reap(self) -> Sequence[Job]:
         """Take back jobs whose lease ran out; return them as they are now.
 

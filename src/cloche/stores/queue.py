@@ -178,6 +178,11 @@ class Queue:
             await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
             return await _get(connection, job_id)
 
+    async def cancelled(self, worker: str) -> set[str]:
+        query = sa.select(jobs.c.id).where(_held_by(worker), jobs.c.cancel_requested)
+        async with self._database.read() as connection:
+            return set((await connection.execute(query)).scalars())
+
     async def reap(self) -> Sequence[Job]:
         expired = (jobs.c.state == State.RUNNING) & (jobs.c.lease_until < datetime.now(UTC))
         async with self._database.write() as connection:

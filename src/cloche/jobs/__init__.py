@@ -1,0 +1,1 @@
+"""Runs jobs: takes them from the queue, gives each a machine, writes its history, ends it."""

@@ -1,0 +1,287 @@
+"""Takes jobs from the queue and sees each to its end.
+
+A worker holds a job by a lease that it renews; if it dies, the lease runs out
+and another worker takes the job up, on the very machine, if that still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Coroutine
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from cloche.core.errors import (
+    ClocheError,
+    GuestMisbehaved,
+    LeaseLost,
+    NoSuchMachine,
+    SandboxLost,
+    StoreUnavailable,
+)
+from cloche.core.job import Job, Outcome, Reason, State
+from cloche.core.queue import Queue
+from cloche.core.record import Entry, Record
+from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
+from cloche.jobs import artifacts
+from cloche.jobs.runner import Progress, Runner, read_progress
+from cloche.sandbox.sandbox import Sandbox
+
+logger = logging.getLogger(__name__)
+
+LEASE: Final = timedelta(seconds=30)
+POLL_S: Final = 0.5
+_RETRY_S: Final = 1.0
+_CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
+
+
+def renew_every(lease: timedelta) -> timedelta:
+    """Return how often a worker renews a lease."""
+    # A third, not a half: one renewal may be lost to a restart of the store
+    # and the next still arrives before another worker may take the job.
+    return lease / 3
+
+
+class Machines(Protocol):
+    """Where a worker gets machines from."""
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
+        """Return a machine that outlives this process.
+
+        Raises:
+            BackendUnavailable, MachineNotStarted, ImageMissing: there is none to be had.
+        """
+        ...
+
+    async def adopt(self, machine_id: str) -> Sandbox:
+        """Take over the machine of a job whose worker is gone.
+
+        Raises:
+            NoSuchMachine: it is gone, too.
+        """
+        ...
+
+
+class Worker:
+    """Runs up to `slots` jobs at once."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        record: Record,
+        machines: Machines,
+        *,
+        name: str,
+        slots: int,
+        per_tenant: int,
+        folder: Path,
+        lease: timedelta = LEASE,
+    ) -> None:
+        self.name = name
+        self._queue = queue
+        self._record = record
+        self._machines = machines
+        self._slots = slots
+        self._per_tenant = per_tenant
+        self._folder = folder
+        self._lease = lease
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+        self._awake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look at the queue now: something was submitted or cancelled in this process."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; then let go of every job, each with its machine alive."""
+        renewing = asyncio.create_task(self._renew())
+        try:
+            while True:
+                self._awake.clear()
+                try:
+                    await self._take()
+                    await self._stop_cancelled()
+                except StoreUnavailable as error:
+                    logger.warning("%s Trying again.", error)
+                    await asyncio.sleep(_RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._awake.wait()
+        finally:
+            renewing.cancel()
+            await self._let_go()
+
+    async def _take(self) -> None:
+        free = self._slots - len(self._running)
+        if free <= 0:
+            return
+        taken = await self._queue.acquire(
+            self.name, lease=self._lease, limit=free, per_tenant=self._per_tenant
+        )
+        for job in taken:
+            task = asyncio.create_task(self._work(job), name=f"job {job.id}")
+            self._running[job.id] = task
+            task.add_done_callback(functools.partial(self._forget, job.id))
+
+    def _forget(self, job_id: str, _: asyncio.Task[None]) -> None:
+        self._running.pop(job_id, None)
+        self._cancelled.discard(job_id)
+        self.wake()
+
+    async def _stop_cancelled(self) -> None:
+        for job_id in await self._queue.cancelled(self.name):
+            if job_id in self._running and job_id not in self._cancelled:
+                self._cancelled.add(job_id)
+                self._running[job_id].cancel()
+
+    async def _renew(self) -> None:
+        """Hold on to our jobs, let go of lost ones, and take back those of dead workers."""
+        while True:
+            await asyncio.sleep(renew_every(self._lease).total_seconds())
+            try:
+                held = list(self._running)
+                kept = await self._queue.renew(self.name, held, lease=self._lease)
+                for job_id in set(held) - kept:
+                    if job_id in self._running:
+                        self._running[job_id].cancel()
+                if await self._queue.reap():
+                    self.wake()
+            except StoreUnavailable as error:
+                logger.warning("%s Leases are not renewed.", error)
+
+    async def _let_go(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, job: Job) -> None:
+        try:
+            await self._see_through(job)
+        except asyncio.CancelledError:
+            if job.id in self._cancelled:
+                await _see_to_its_end(self._end_cancelled(job))
+            else:  # We are stopping: the next worker goes on with the same machine.
+                await _see_to_its_end(self._queue.release(self.name, job.id))
+        except LeaseLost:
+            logger.info("job %s: another worker has it", job.id)
+        except StoreUnavailable as error:
+            logger.warning("job %s: %s Its lease will run out.", job.id, error)
+        except Exception:
+            logger.exception("job %s: a fault of ours", job.id)
+            failed = Outcome(
+                state=State.FAILED, reason=Reason.NOT_STARTED, error="Cloche failed; see its log."
+            )
+            await self._queue.finish(self.name, job.id, failed)
+
+    async def _see_through(self, job: Job) -> None:
+        progress = await read_progress(self._record, job.id)
+        sandbox = await self._machine_of(job, progress)
+        if sandbox is None:
+            return
+        if job.cancel_requested:
+            await self._finish(job, _CANCELLED, sandbox)
+            return
+        try:
+            outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
+            await self._keep_artifacts(job, sandbox)
+        except (SandboxLost, GuestMisbehaved) as error:
+            await _see_to_its_end(sandbox.close())
+            await self._lost(job, error)
+            return
+        await self._finish(job, outcome, sandbox)
+
+    async def _machine_of(self, job: Job, progress: Progress) -> Sandbox | None:
+        """Return the job's machine: the one it ran on, or a fresh one; None when it is over."""
+        if job.machine:
+            try:
+                sandbox = await self._machines.adopt(job.machine)
+            except NoSuchMachine as error:
+                if job.attempt > job.request.retries + 1 or job.cancel_requested:
+                    outcome = _CANCELLED if job.cancel_requested else _lost(error)
+                    await self._queue.finish(self.name, job.id, outcome)
+                    return None
+            else:
+                await self._note_machine(job, sandbox, progress, adopted=True)
+                return sandbox
+        limits = job.request.limits
+        spec = SandboxSpec(
+            image=job.request.image,
+            vcpus=limits.vcpus,
+            memory_mib=limits.memory_mib,
+            disk_mib=limits.disk_mib,
+            pids=limits.pids,
+        )
+        try:
+            sandbox = await self._machines.claim(spec, job.request.min_rung)
+        except ClocheError as error:
+            failed = Outcome(
+                state=State.FAILED,
+                reason=Reason.NOT_STARTED,
+                error=f"{error.message} {error.remedy}",
+            )
+            await self._queue.finish(self.name, job.id, failed)
+            return None
+        await self._note_machine(job, sandbox, progress, adopted=False)
+        return sandbox
+
+    async def _note_machine(
+        self, job: Job, sandbox: Sandbox, progress: Progress, *, adopted: bool
+    ) -> None:
+        await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
+        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted}
+        await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
+        if progress.machine != sandbox.id:
+            progress.begin_on(sandbox.id)
+
+    async def _lost(self, job: Job, error: ClocheError) -> None:
+        if job.attempt <= job.request.retries:
+            body = {"why": error.message}
+            await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
+            await self._queue.place(self.name, job.id, machine="", rung=Rung.CONTAINER)
+            await self._queue.release(self.name, job.id)
+        else:
+            await self._queue.finish(self.name, job.id, _lost(error))
+
+    async def _end_cancelled(self, job: Job) -> None:
+        """Kill what runs, prove it by destroying the machine, and say so."""
+        current = await self._queue.get(job.id)
+        if current.machine:
+            with contextlib.suppress(NoSuchMachine):
+                await (await self._machines.adopt(current.machine)).close()
+        with contextlib.suppress(LeaseLost):
+            await self._queue.finish(self.name, job.id, _CANCELLED)
+
+    async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
+        target = self.artifacts_of(job.id)
+        kept = await artifacts.collect(sandbox, job.request.artifacts, target)
+        await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
+
+    def artifacts_of(self, job_id: str) -> Path:
+        return self._folder / job_id / "artifacts.zip"
+
+    async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
+        await self._queue.finish(self.name, job.id, outcome)
+        # After the end is told: destroying takes a moment that nobody needs to wait for.
+        await _see_to_its_end(sandbox.close())
+
+
+async def _see_to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even if we are told to stop meanwhile; then stop."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+def _lost(error: ClocheError) -> Outcome:
+    return Outcome(state=State.FAILED, reason=Reason.LOST_MACHINE, error=error.message)
