@@ -17,6 +17,10 @@
     │   ├── PortClosed
     │   ├── NoSuchJob
     │   ├── JobNotOver
+    │   ├── NoSuchKey
+    │   ├── NotAuthenticated
+    │   ├── NotAllowed
+    │   ├── AgentMissing
     │   └── IdempotencyConflict
     ├── OperatorError          fix the host or its settings
     │   ├── BackendUnavailable
@@ -167,6 +171,30 @@ class JobNotOver(UserError):
     """The job has not ended, and so cannot be deleted."""
 
     code = "job_not_over"
+
+
+class NoSuchKey(UserError):
+    """There is no API key of that id."""
+
+    code = "no_such_key"
+
+
+class NotAuthenticated(UserError):
+    """The request carries no key, or one that opens nothing."""
+
+    code = "not_authenticated"
+
+
+class NotAllowed(UserError):
+    """The key does not open this, or the request comes from where it must not."""
+
+    code = "not_allowed"
+
+
+class AgentMissing(UserError):
+    """A task in plain words needs an agent, and there is none."""
+
+    code = "agent_missing"
 
 
 class IdempotencyConflict(UserError):

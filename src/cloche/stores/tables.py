@@ -68,3 +68,27 @@ events = sa.Table(
     sa.Column("log_to", sa.BigInteger),
     sa.Index("events_log", "job_id", "log_to"),
 )
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("revoked_at", Moment),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", Moment, nullable=False),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("target", sa.String(128), nullable=False),
+    sa.Column("detail", sa.JSON, nullable=False),
+)
