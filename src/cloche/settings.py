@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -29,6 +29,28 @@ class Settings(BaseSettings):
     pool_size: Annotated[
         int, Field(ge=0, le=1000, description="Machines kept booted ahead of demand.")
     ] = 2
+    database: Annotated[
+        str | None,
+        Field(
+            description="`sqlite:///PATH` or `postgresql://…`; SQLite in the data folder if unset."
+        ),
+    ] = None
+    slots: Annotated[
+        int, Field(ge=1, le=1000, description="Jobs that a server or worker runs at once.")
+    ] = 4
+    jobs_per_tenant: Annotated[
+        int, Field(ge=1, le=10_000, description="Jobs of one tenant that run at once.")
+    ] = 100
+    api_key: Annotated[
+        str | None, Field(min_length=16, description="A key that opens everything, as an admin's.")
+    ] = None
+    auth: Annotated[
+        Literal["on", "off"],
+        Field(description="`off` lets anyone in; accepted on loopback only."),
+    ] = "on"
+    hosts: Annotated[
+        frozenset[str], Field(description="Names the server answers to, besides loopback's; JSON.")
+    ] = frozenset()
     apt_sources: Annotated[
         Path | None,
         Field(description="An apt sources file to build the machine image from."),

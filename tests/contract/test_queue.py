@@ -236,6 +236,18 @@ async def test_a_dead_workers_job_goes_back_with_its_machine_noted(queue: Queue)
         await queue.finish("dead", job_id, DONE)
 
 
+async def test_a_restarted_worker_takes_back_what_it_held(queue: Queue) -> None:
+    mine, other = await submit(queue), await submit(queue)
+    await queue.acquire("w1", lease=HOUR, limit=1, per_tenant=9)
+    await take(queue, "w2")
+    await queue.place("w1", mine, machine="m1", rung=Rung.CONTAINER)
+
+    assert await queue.reclaim("w1") == 1
+    assert (await queue.get(mine)).state is State.QUEUED
+    assert (await queue.get(other)).state is State.RUNNING
+    assert await queue.machines() == {"m1"}
+
+
 async def test_a_renewed_lease_is_not_reaped(queue: Queue) -> None:
     job_id = await submit(queue)
     await queue.acquire("w1", lease=EXPIRED, limit=1, per_tenant=1)

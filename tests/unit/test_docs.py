@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from fastapi.routing import APIRoute
 
 import cloche
+from cloche.api import classic, health, jobs, keys
 from cloche.cli.commands import app
 from cloche.core import errors
 from cloche.sandbox.client import _REFUSALS
@@ -106,6 +108,16 @@ def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> Non
     text = (REFERENCE / "guest.md").read_text()
     assert {code for code in codes if f"`{code}`" not in text} == set()
     assert codes - set(_REFUSALS) == {"no_such_call"}
+
+
+def test_every_call_of_the_api_is_documented() -> None:
+    text = (REFERENCE / "api.md").read_text()
+    for router in (classic.router, jobs.router, keys.router, health.router):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods:
+                shown = route.path.replace("{path:path}", "{path}")
+                assert f"| `{method} {shown}` |" in text, f"{method} {route.path}"
 
 
 def test_every_language_is_documented() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -108,6 +109,21 @@ def shell(
 
     spec = SandboxSpec(vcpus=vcpus, memory_mib=memory, disk_mib=disk, pids=pids)
     raise typer.Exit(show.run(terminal.shell(spec, execute.parse_env(env or []), cwd)))
+
+
+@app.command()
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any.")] = 8000,
+    data: Annotated[
+        Path | None, typer.Option(help="The data folder, in place of CLOCHE_DATA.")
+    ] = None,
+) -> None:
+    """Run the server: the API and a worker, in one process."""
+    from cloche.cli import server, show
+
+    show.run(server.serve(host, port, data.absolute() if data else None))
 
 
 @app.command()

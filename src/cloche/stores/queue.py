@@ -183,17 +183,25 @@ class Queue:
         async with self._database.read() as connection:
             return set((await connection.execute(query)).scalars())
 
+    async def reclaim(self, worker: str) -> int:
+        async with self._database.write() as connection:
+            held = (
+                await connection.execute(sa.select(jobs.c.id).where(_held_by(worker)))
+            ).scalars()
+            return len(await _put_back(connection, held.all(), "the server was restarted"))
+
+    async def machines(self) -> set[str]:
+        waiting = jobs.c.state.in_([State.QUEUED, State.RUNNING])
+        query = sa.select(jobs.c.machine).where(waiting, jobs.c.machine != "")
+        async with self._database.read() as connection:
+            return set((await connection.execute(query)).scalars())
+
     async def reap(self) -> Sequence[Job]:
         expired = (jobs.c.state == State.RUNNING) & (jobs.c.lease_until < datetime.now(UTC))
         async with self._database.write() as connection:
             ids = sa.select(jobs.c.id).where(expired).with_for_update(skip_locked=True)
             chosen = (await connection.execute(ids)).scalars().all()
-            mine = jobs.c.id.in_(chosen)
-            await connection.execute(jobs.update().where(mine).values(_BACK_IN_THE_QUEUE))
-            why = Entry(kind="retried", body={"why": "its worker fell silent"})
-            for job_id in chosen:
-                await add_entries(connection, job_id, [why])
-            return [_job(row) for row in await connection.execute(sa.select(jobs).where(mine))]
+            return await _put_back(connection, chosen, "its worker fell silent")
 
     async def delete(self, job_id: str, *, tenant: str | None = None) -> None:
         async with self._database.write() as connection:
@@ -245,6 +253,14 @@ def _next_in_turn(limit: int, per_tenant: int) -> sa.ScalarSelect[str]:
         .limit(limit)
         .scalar_subquery()
     )
+
+
+async def _put_back(connection: AsyncConnection, job_ids: Sequence[str], why: str) -> list[Job]:
+    mine = jobs.c.id.in_(job_ids)
+    await connection.execute(jobs.update().where(mine).values(_BACK_IN_THE_QUEUE))
+    for job_id in job_ids:
+        await add_entries(connection, job_id, [Entry(kind="retried", body={"why": why})])
+    return [_job(row) for row in await connection.execute(sa.select(jobs).where(mine))]
 
 
 def _held_by(worker: str) -> sa.ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +14,9 @@ from cloche.core.job import State
 from cloche.core.record import Entry, Event
 from cloche.stores.database import Database
 from cloche.stores.tables import events, jobs
+
+_TAIL_EVENTS = 200
+"""How far back a tail is looked for: a bound on what one status costs."""
 
 
 class Record:
@@ -63,6 +66,21 @@ class Record:
     async def log_size(self, job_id: str) -> int:
         async with self._database.read() as connection:
             return (await _end(connection, job_id))[1]
+
+    async def tails(self, job_id: str, *, limit: int) -> Mapping[str, bytes]:
+        query = (
+            sa.select(events.c.body, events.c.data)
+            .where(events.c.job_id == job_id, events.c.data.is_not(None))
+            .order_by(events.c.seq.desc())
+            .limit(_TAIL_EVENTS)
+        )
+        tails = {"stdout": b"", "stderr": b""}
+        async with self._database.read() as connection:
+            for body, data in await connection.execute(query):
+                stream = body["stream"]
+                if len(tails[stream]) < limit:
+                    tails[stream] = (data + tails[stream])[-limit:]
+        return tails
 
 
 async def add_entries(connection: AsyncConnection, job_id: str, entries: Sequence[Entry]) -> int:

@@ -1,0 +1,195 @@
+"""Jobs, their histories, their logs and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+
+from cloche.api import submit
+from cloche.api.auth import Member, Reader, scope
+from cloche.api.classic import BODY
+from cloche.api.services import Services, Use
+from cloche.api.views import event_view, job_view
+from cloche.core.errors import BadRequest, NoSuchFile
+from cloche.core.job import State
+from cloche.core.queue import Filter
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+LOG_BYTES: Final = 1 << 20
+_POLL_S: Final = 0.2
+_PING_S: Final = 15.0
+_EMPTY_ZIP: Final = b"PK\x05\x06" + bytes(18)
+
+
+@router.post("", status_code=201, openapi_extra=BODY)
+async def create(request: Request, caller: Member, services: Use) -> JSONResponse:
+    """Submit a job. With an `idempotency_key`, a second submit returns the first one's job."""
+    submitted = await submit.submit(services, caller, submit.parse(await request.body()))
+    return JSONResponse(job_view(submitted.job), 201 if submitted.created else 200)
+
+
+@router.get("")
+async def list_jobs(
+    caller: Reader,
+    services: Use,
+    state: Annotated[list[State] | None, Query()] = None,
+    label: Annotated[list[str] | None, Query(description="name=value")] = None,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> dict[str, object]:
+    """List jobs, newest first, a page at a time."""
+    pairs = [text.partition("=") for text in label or []]
+    if any(not name or not mark for name, mark, _ in pairs):
+        raise BadRequest("A label is name=value.", remedy="Ask for ?label=team=blue.")
+    page = await services.queue.list(
+        tenant=scope(caller),
+        where=Filter(
+            states=frozenset(state or ()), labels={name: value for name, _, value in pairs}
+        ),
+        cursor=cursor,
+        limit=limit,
+    )
+    return {"jobs": [job_view(job) for job in page.jobs], "next_cursor": page.next_cursor}
+
+
+@router.get("/{job_id}")
+async def get(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
+    """Tell how a job is doing."""
+    return job_view(await services.queue.get(job_id, tenant=scope(caller)))
+
+
+@router.post("/{job_id}/cancel")
+async def cancel(job_id: str, caller: Member, services: Use) -> dict[str, object]:
+    """End a job: its processes are killed and its machine is destroyed."""
+    job = await services.queue.cancel(job_id, tenant=scope(caller))
+    services.wake()
+    await services.access.audit(caller, "job.cancel", job_id)
+    return job_view(job)
+
+
+@router.post("/{job_id}/retry", status_code=201)
+async def retry(job_id: str, caller: Member, services: Use) -> dict[str, object]:
+    """Submit the same request again, as a new job."""
+    job = await services.queue.get(job_id, tenant=scope(caller))
+    again = job.request.model_copy(update={"idempotency_key": None})
+    return job_view((await submit.submit(services, caller, again)).job)
+
+
+@router.delete("/{job_id}", status_code=204)
+async def delete(job_id: str, caller: Member, services: Use) -> None:
+    """Forget a job that is over, with its history and artifacts."""
+    await services.queue.delete(job_id, tenant=scope(caller))
+    services.artifacts_of(job_id).unlink(missing_ok=True)
+    await services.access.audit(caller, "job.delete", job_id)
+
+
+@router.get("/{job_id}/events", response_model=None)
+async def events(
+    request: Request,
+    job_id: str,
+    caller: Reader,
+    services: Use,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for news.")] = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1)] = None,
+) -> Response | dict[str, object]:
+    """Follow a job's history: server-sent events, or JSON with long polling.
+
+    A stream that broke goes on where it was with `Last-Event-ID`.
+    """
+    await services.queue.get(job_id, tenant=scope(caller))
+    if "text/event-stream" in request.headers.get("accept", ""):
+        stream = _stream(services, job_id, last_event_id or after)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+    deadline = time.monotonic() + wait
+    while not (found := await services.record.events(job_id, after=after)):
+        if time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(_POLL_S)
+    return {"events": [event_view(event) for event in found]}
+
+
+async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[str]:
+    spoke = time.monotonic()
+    while True:
+        for event in await services.record.events(job_id, after=after, limit=100):
+            after, spoke = event.seq, time.monotonic()
+            data = json.dumps(event_view(event))
+            yield f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"
+            if event.kind == "finished":
+                return
+        if time.monotonic() - spoke > _PING_S:
+            spoke = time.monotonic()
+            yield ": still here\n\n"
+        await asyncio.sleep(_POLL_S)
+
+
+@router.get("/{job_id}/logs", response_class=Response)
+async def logs(
+    job_id: str,
+    caller: Reader,
+    services: Use,
+    offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=LOG_BYTES)] = LOG_BYTES,
+) -> Response:
+    """Read what the job has written, from any byte; `X-Log-Size` tells how much there is."""
+    await services.queue.get(job_id, tenant=scope(caller))
+    data = await services.record.log(job_id, offset=offset, limit=limit)
+    size = await services.record.log_size(job_id)
+    headers = {"x-log-size": str(size), "x-content-type-options": "nosniff"}
+    return Response(data, headers=headers, media_type="text/plain; charset=utf-8")
+
+
+@router.get("/{job_id}/artifacts")
+async def artifacts(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
+    """List what the job left behind."""
+    await services.queue.get(job_id, tenant=scope(caller))
+    return {"files": await asyncio.to_thread(_listing, services.artifacts_of(job_id))}
+
+
+def _listing(archive: Path) -> list[dict[str, object]]:
+    if not archive.exists():
+        return []
+    with zipfile.ZipFile(archive) as zipped:
+        return [{"path": info.filename, "size": info.file_size} for info in zipped.infolist()]
+
+
+@router.get("/{job_id}/artifacts.zip", response_class=Response)
+async def artifacts_zip(job_id: str, caller: Reader, services: Use) -> Response:
+    """Download all that the job left behind. Ranges are answered."""
+    await services.queue.get(job_id, tenant=scope(caller))
+    archive = services.artifacts_of(job_id)
+    if not archive.exists():
+        return Response(_EMPTY_ZIP, media_type="application/zip")
+    return FileResponse(archive, media_type="application/zip", filename=f"{job_id}.zip")
+
+
+@router.get("/{job_id}/artifacts/{path:path}", response_class=Response)
+async def artifact(job_id: str, path: str, caller: Reader, services: Use) -> Response:
+    """Download one file that the job left behind."""
+    await services.queue.get(job_id, tenant=scope(caller))
+    archive = services.artifacts_of(job_id)
+    try:
+        data = await asyncio.to_thread(_read, archive, path)
+    except (FileNotFoundError, KeyError):
+        raise NoSuchFile(
+            "The job left no such file.", remedy=f"List them at /v1/jobs/{job_id}/artifacts."
+        ) from None
+    # Never shown as a page of ours: its content is anyone's.
+    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+    return Response(data, headers=headers, media_type="application/octet-stream")
+
+
+def _read(archive: Path, path: str) -> bytes:
+    with zipfile.ZipFile(archive) as zipped:
+        return zipped.read(path)

@@ -1,0 +1,85 @@
+"""Errors, as HTTP tells them: `application/problem+json` (RFC 9457) with `code` and `remedy`.
+
+The one place where an error of ours gets a status.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from cloche.core import errors
+
+_STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
+    errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.NotAllowed: HTTPStatus.FORBIDDEN,
+    errors.NoSuchJob: HTTPStatus.NOT_FOUND,
+    errors.NoSuchKey: HTTPStatus.NOT_FOUND,
+    errors.NoSuchFile: HTTPStatus.NOT_FOUND,
+    errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
+    errors.JobNotOver: HTTPStatus.CONFLICT,
+    errors.IdempotencyConflict: HTTPStatus.CONFLICT,
+    errors.ReplyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.UserError: HTTPStatus.BAD_REQUEST,
+    errors.LimitReached: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.TransientError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.OperatorError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem."""
+
+    @app.exception_handler(errors.ClocheError)
+    async def on_cloche_error(_: Request, error: errors.ClocheError) -> JSONResponse:
+        return problem(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
+        return problem(bad_value(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        code = status.phrase.lower().replace(" ", "_").replace("-", "_")
+        remedy = "See /docs for the calls there are."
+        return _answer(status, code, str(error.detail), remedy)
+
+
+def problem(error: errors.ClocheError) -> JSONResponse:
+    status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+    return _answer(status, error.code, error.message, error.remedy)
+
+
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
+    body = {
+        "type": f"urn:cloche:problem:{code}",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        "code": code,
+        "remedy": remedy,
+    }
+    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def bad_value(found: Any) -> errors.BadRequest:
+    """Say which field is wrong, and how."""
+    first = found[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
+    more = f" ({len(found) - 1} more like it.)" if len(found) > 1 else ""
+    return errors.BadRequest(
+        f"{where or 'The request'}: {first['msg']}.{more}",
+        remedy="Correct it and send the request again; /docs has the fields and an example.",
+    )
+
+
+def bad_body(error: ValidationError) -> errors.BadRequest:
+    return bad_value(error.errors(include_url=False, include_input=False, include_context=False))

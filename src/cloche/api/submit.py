@@ -1,0 +1,51 @@
+"""Takes a job in, whichever dialect it comes in."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from cloche.api import problems
+from cloche.api.services import Services
+from cloche.core.access import Caller
+from cloche.core.errors import AgentMissing, BadRequest
+from cloche.core.job import Request
+from cloche.core.queue import Submitted
+
+
+def parse(raw: bytes) -> Request:
+    """Read a job from JSON.
+
+    Raises:
+        BadRequest: which field is wrong, and how.
+    """
+    try:
+        return Request.model_validate_json(raw)
+    except ValidationError as error:
+        raise problems.bad_body(error) from None
+
+
+def parse_task(raw: bytes) -> Request:
+    """Read a task from plain text.
+
+    Raises:
+        BadRequest: it is empty, too long, or not text.
+    """
+    try:
+        return Request(task=raw.decode().strip())
+    except UnicodeDecodeError:
+        raise BadRequest("The task is not UTF-8 text.", remedy="Send it as UTF-8.") from None
+    except ValidationError as error:
+        raise problems.bad_body(error) from None
+
+
+async def submit(services: Services, caller: Caller, request: Request) -> Submitted:
+    if request.task is not None:
+        raise AgentMissing(
+            "A task in plain words needs an agent, and this version has none yet.",
+            remedy="Send code (`kind` and `code`) or `steps` instead.",
+        )
+    submitted = await services.queue.submit(caller.tenant, request)
+    services.wake()
+    if submitted.created:
+        await services.access.audit(caller, "job.create", submitted.job.id)
+    return submitted

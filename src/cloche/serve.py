@@ -1,0 +1,194 @@
+"""The server: API and worker in one process, put together from the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from cloche.api.auth import LOOPBACK
+from cloche.api.server import create_app
+from cloche.api.services import Services
+from cloche.app import Host, Machines
+from cloche.core.access import Role
+from cloche.core.errors import BadSettings, OperatorError
+from cloche.core.spec import SandboxSpec
+from cloche.jobs.worker import Worker
+from cloche.sandbox.pool import Pool
+from cloche.settings import Settings
+from cloche.stores.access import Access
+from cloche.stores.database import Database
+from cloche.stores.queue import Queue
+from cloche.stores.record import Record
+
+logger = logging.getLogger(__name__)
+
+KEY_FILE = "api-key"
+_ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A server that is up."""
+
+    url: str
+    key_file: Path | None
+    rung: str
+
+
+async def serve(
+    settings: Settings, *, host: str, port: int, on_ready: Callable[[Running], None]
+) -> None:
+    """Serve until cancelled; then stop in order, with the machines of running jobs alive.
+
+    Raises:
+        BadSettings: the settings do not go together.
+        OperatorError: the data folder is in use, or the port is taken.
+        StoreUnavailable: the database does not answer.
+    """
+    if settings.auth == "off" and host not in LOOPBACK:
+        raise BadSettings(
+            f"CLOCHE_AUTH=off on {host} would let anyone who can reach it run code here.",
+            remedy="Bind to 127.0.0.1, or leave authentication on.",
+        )
+    with _listening(host, port) as listener:
+        async with _services(settings, host) as (services, key_file):
+            config = uvicorn.Config(
+                create_app(services), log_config=None, access_log=False, lifespan="off"
+            )
+            server = _Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            bound = listener.getsockname()[1]
+            shown = f"[{host}]" if ":" in host else host
+            on_ready(Running(url=f"http://{shown}:{bound}", key_file=key_file, rung=services.rung))
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError:
+                server.should_exit = True
+                await serving
+                raise
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with the signals left to whoever runs us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Services, Path | None]]:
+    with _alone(settings.data):
+        here = Host.from_settings(settings)
+        await here.backend.check()
+        image = here.image("base")
+        address = settings.database or f"sqlite:///{settings.data / 'cloche.db'}"
+        database = await Database.open(address)
+        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
+        try:
+            queue, record, access = Queue(database), Record(database), Access(database)
+            worker = Worker(
+                queue,
+                record,
+                Machines(here, pool),
+                name=_name(settings.data),
+                slots=settings.slots,
+                per_tenant=settings.jobs_per_tenant,
+                folder=settings.data / "jobs",
+            )
+            await queue.reclaim(worker.name)
+            await here.backend.sweep(keep=sorted(await queue.machines()))
+            pool.start()
+            services = Services(
+                queue=queue,
+                record=record,
+                access=access,
+                artifacts_of=worker.artifacts_of,
+                wake=worker.wake,
+                rung=here.backend.rung,
+                api_key=settings.api_key,
+                authenticate=settings.auth == "on",
+                hosts=settings.hosts | ({host} - _ANY_ADDRESS),
+            )
+            working = asyncio.create_task(worker.run(), name="worker")
+            try:
+                yield services, await _first_key(access, settings)
+            finally:
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+        finally:
+            await pool.close()
+            await database.close()
+            here.backend.close()
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Hold the data folder: two servers on one would sweep each other's machines."""
+    data.mkdir(parents=True, exist_ok=True)
+    lock = os.open(data / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OperatorError(
+            f"Another server uses the data folder {data}.",
+            remedy="Stop it first, or give this one a folder of its own with --data.",
+        ) from None
+    else:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise OperatorError(
+                f"Cannot listen on {host} port {port}: {error.strerror}.",
+                remedy="Stop what listens there, or choose another port with --port.",
+            ) from error
+        listener.listen(1024)
+        yield listener
+    finally:
+        listener.close()
+
+
+def _name(data: Path) -> str:
+    """Name the worker by its host and data folder, so that a restart knows its own jobs."""
+    place = hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:12]
+    return f"{platform.node()[:40]}-{place}"
+
+
+async def _first_key(access: Access, settings: Settings) -> Path | None:
+    """Make a first admin key, where only this user can read it; the command line finds it."""
+    path = settings.data / KEY_FILE
+    if settings.auth == "off" or settings.api_key:
+        return None
+    if not await access.keys():
+        _, secret = await access.create_key(tenant="default", role=Role.ADMIN, name="first")
+        await asyncio.to_thread(_write_private, path, secret + "\n")
+    return path if path.exists() else None
+
+
+def _write_private(path: Path, text: str) -> None:
+    draft = path.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text(text)
+    draft.rename(path)
