@@ -23,7 +23,7 @@ test: check ## Check, then run every test but the slow ones
 test-slow: ## Run the soak tests
 	.venv/bin/pytest -m slow
 
-demo: ## One Python, one TypeScript and one shell run, each in a sandbox of its own
+demo: ## Runs in sandboxes, then jobs over HTTP, to the zip
 	@tools/demo
 
 bench: ## Measure machines beside the peers on this host

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
         Literal["on", "off"],
         Field(description="`off` lets anyone in; accepted on loopback only."),
     ] = "on"
+    url: Annotated[
+        str, Field(description="The server that `cloche run`, `jobs` and the like talk to.")
+    ] = "http://127.0.0.1:8000"
     hosts: Annotated[
         frozenset[str], Field(description="Names the server answers to, besides loopback's; JSON.")
     ] = frozenset()

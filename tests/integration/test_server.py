@@ -34,6 +34,7 @@ class Server:
             "CLOCHE_POOL_SIZE": "1",
             **environment,
         }
+        self._environment = {name: value for name, value in self._environment.items() if value}
         self.start()
 
     def start(self) -> None:
@@ -352,6 +353,74 @@ def test_a_taken_port_and_an_open_door_are_refused(server: Server, tmp_path: Pat
 
     assert "Cannot listen" in serve("--port", str(server.client.base_url.port))
     assert "let anyone" in serve("--host", "0.0.0.0", "--port", "0", CLOCHE_AUTH="off")
+
+
+def cloche(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "CLOCHE_DATA": str(server.data),
+        "CLOCHE_API_KEY": KEY,
+        "CLOCHE_URL": str(server.client.base_url),
+        "COLUMNS": "200",
+    }
+    return subprocess.run(
+        [*CLOCHE, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_line_runs_watches_and_downloads(server: Server, tmp_path: Path) -> None:
+    archive = tmp_path / "out.zip"
+    code = "print(6*7); open('left.txt', 'w').write('x')"
+
+    done = cloche(server, "run", "--python", code, "--download", str(archive))
+
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+    assert zipfile.ZipFile(archive).namelist() == ["left.txt"]
+    job_id = json.loads(cloche(server, "jobs", "--json", "--limit", "1").stdout)["jobs"][0]["id"]
+    assert job_id in cloche(server, "jobs").stdout
+    assert "succeeded" in cloche(server, "status", job_id).stdout
+    assert cloche(server, "logs", job_id).stdout == "42\n"
+    assert cloche(server, "logs", "--follow", job_id).stdout == "42\n"
+
+
+def test_the_command_line_ends_as_the_job_ends(server: Server) -> None:
+    assert cloche(server, "run", "--sh", "exit 3").returncode == 3
+    refused = cloche(server, "run", "Build me a todo app")
+    assert (refused.returncode, "needs an agent" in refused.stderr) == (2, True)
+    missing = cloche(server, "status", "0" * 16)
+    assert (missing.returncode, "try:" in missing.stderr) == (2, True)
+
+
+def test_the_command_line_cancels_and_keeps_keys(server: Server) -> None:
+    job_id = server.submit(kind="shell", code="sleep 60")
+    assert cloche(server, "cancel", job_id).returncode == 0
+    assert server.end_of(job_id)["state"] == "cancelled"
+    made = cloche(server, "keys", "create", "--tenant", "blue", "--role", "read-only").stdout
+    key_id = made.split("_")[1]
+    assert key_id in cloche(server, "keys", "list").stdout
+    assert cloche(server, "keys", "revoke", key_id).returncode == 0
+
+
+def test_a_first_key_is_made_and_found_by_the_command_line(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "images").symlink_to(data / "images")
+    server = Server(tmp_path, CLOCHE_API_KEY="")
+    try:
+        key_file = tmp_path / "api-key"
+        assert key_file.stat().st_mode & 0o077 == 0, "others may read it"
+        done = subprocess.run(
+            [*CLOCHE, "jobs", "--json"],
+            env={
+                **{name: value for name, value in os.environ.items() if name != "CLOCHE_API_KEY"},
+                "CLOCHE_DATA": str(tmp_path),
+                "CLOCHE_URL": str(server.client.base_url),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert json.loads(done.stdout) == {"jobs": [], "next_cursor": None}, done.stderr
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("seed", range(4))

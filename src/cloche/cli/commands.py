@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cloche.cli import image
+from cloche.cli import image, jobs
 
 app = typer.Typer(
     name="cloche",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 app.add_typer(image.app, name="image")
+jobs.register(app)
 
 Vcpus = Annotated[int, typer.Option(help="Processors.")]
 Memory = Annotated[int, typer.Option(metavar="MIB", help="Memory.")]

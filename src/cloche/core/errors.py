@@ -33,6 +33,7 @@
     │   ├── SandboxLost
     │   ├── GuestMisbehaved
     │   ├── LeaseLost
+    │   ├── ServerUnreachable
     │   └── StoreUnavailable
     └── LimitReached           the caller decides what a limit means
         ├── CommandTimeout
@@ -255,6 +256,12 @@ class LeaseLost(TransientError):
     """Another worker has the job now, or it is over: stop working on it."""
 
     code = "lease_lost"
+
+
+class ServerUnreachable(TransientError):
+    """No server answers at the address."""
+
+    code = "server_unreachable"
 
 
 class StoreUnavailable(TransientError):
