@@ -26,5 +26,6 @@ test-slow: ## Run the soak tests
 demo: ## Runs in sandboxes, then jobs over HTTP, to the zip
 	@tools/demo
 
-bench: ## Measure machines beside the peers on this host
+bench: ## Measure machines and jobs beside the peers on this host
 	.venv/bin/python benchmarks/sandbox.py
+	.venv/bin/python benchmarks/jobs.py
