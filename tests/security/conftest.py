@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloche import settings
+from cloche import app
 from cloche.backends import container
 from cloche.core.image import Image
 from cloche.core.spec import SandboxSpec
-from cloche.sandbox.images import Images
 from cloche.sandbox.sandbox import Sandbox
 
 from . import probe
@@ -28,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def image() -> Image:
-    return Images(settings.load().data).find()
+    return app.Host.from_settings().image("base")
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +35,7 @@ async def backend(data: Path) -> AsyncIterator[container.Backend]:
     backend = container.Backend(data)
     yield backend
     backend.close()
-    assert list((data / "machines").iterdir()) == [], "a machine outlived its test"
+    assert list(data.glob("machines/*")) == [], "a machine outlived its test"
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,17 @@ by `ask_host` shows that it works where nothing stands in its way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloche.backends.container.cgroups import Cgroups
+from cloche.core.errors import ClocheError
 from cloche.sandbox.sandbox import Sandbox
 
 PRELUDE = """
@@ -106,6 +108,14 @@ async def syscall_numbers(sandbox: Sandbox) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
+async def outcome(call: Awaitable[object]) -> object:
+    """Return what a call returned, or the error of Cloche's that it raised."""
+    try:
+        return await call
+    except ClocheError as error:
+        return error
+
+
 async def answers(sandbox: Sandbox) -> bool:
     """Return whether the machine still does what it is for."""
     result = await sandbox.exec(["echo", "here"], timeout_s=20)
@@ -115,6 +125,18 @@ async def answers(sandbox: Sandbox) -> bool:
 def pids(sandbox: Sandbox) -> set[int]:
     """Return every process of the machine, by its number on the host."""
     return Cgroups(sandbox.id).pids()
+
+
+def user_pids(sandbox: Sandbox) -> set[int]:
+    """Return the living processes of the machine's user, by their numbers on the host."""
+    user = str(host_id(sandbox, 1000))
+    found = set()
+    for pid in pids(sandbox):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if f"\nUid:\t{user}\t" in status and "\nState:\tZ" not in status:
+                found.add(pid)
+    return found
 
 
 def first_pid(sandbox: Sandbox) -> int:

@@ -37,10 +37,9 @@ def reach(pid):
         "advise memory": call(n["process_madvise"], handle, stack, 1, 21, 0),
         "move pages": call(n["move_pages"], pid, 0, 0, 0, 0, 0),
         "compare": call(n["kcmp"], pid, os.getpid(), 0, 0, 0),
-        "session": attempt(os.getsid, pid) if False else "EPERM",
         "group": attempt(os.setpgid, pid, 0),
         "futexes": call(n["get_robust_list"], pid, word, word),
-        "memory file": opens(f"/proc/{pid}/mem", os.O_RDWR),
+        "memory file": opens(f"/proc/{pid}/mem", os.O_RDONLY),
     }
     if handle >= 0:
         os.close(handle)

@@ -117,7 +117,8 @@ async def test_no_process_of_a_machine_holds_a_file_of_the_host(
 
 
 @pytest.mark.parametrize(
-    "folder", [*(f"/proc/self/fd/{number}" for number in range(3, 16)), "/proc/1/cwd", "/proc/1/root"]
+    "folder",
+    [*(f"/proc/self/fd/{number}" for number in range(3, 16)), "/proc/1/cwd", "/proc/1/root"],
 )
 async def test_no_descriptor_leads_a_command_out(sandbox: Sandbox, folder: str) -> None:
     """CVE-2024-21626 again: the working folder is opened while the parent still holds its own."""
@@ -173,9 +174,7 @@ async def test_the_hosts_environment_does_not_come_along(
     monkeypatch.setenv("CLOCHE_TEST_API_KEY", token)
     sandbox = await make_sandbox()
     running = await sandbox.start(["sleep", "60"], env={"GIVEN": "yes"})
-    environments = {
-        pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in probe.pids(sandbox)
-    }
+    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in probe.pids(sandbox)}
     await running.kill()
 
     assert any(b"GIVEN=yes" in text for text in environments.values()), environments

@@ -11,7 +11,6 @@ import pytest
 from cloche.sandbox.sandbox import Sandbox
 
 from . import probe
-from .conftest import MakeSandbox
 
 WHO = """
 #define _GNU_SOURCE
@@ -92,7 +91,7 @@ async def test_no_call_gives_a_privilege_back(sandbox: Sandbox, numbers: dict[st
             "setgroups": attempt(os.setgroups, [0]),
             "capset": call(given["capset"], header, every),
             "ambient": call(given["prctl"], 47, 2, 21, 0, 0),
-            "dumb new privileges": call(given["prctl"], 38, 0, 0, 0, 0),
+            "new privileges": call(given["prctl"], 38, 0, 0, 0, 0),
             "securebits": call(given["prctl"], 28, 1, 0, 0, 0),
         }
         libc.setfsuid(0), libc.setfsgid(0)

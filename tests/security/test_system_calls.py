@@ -95,7 +95,11 @@ async def test_only_four_families_of_sockets_exist(sandbox: Sandbox) -> None:
 
 
 async def test_no_persona_weakens_memory(sandbox: Sandbox, numbers: dict[str, int]) -> None:
-    flags = {"READ_IMPLIES_EXEC": 0x0400000, "MMAP_PAGE_ZERO": 0x0100000, "ADDR_LIMIT_3GB": 0x8000000}
+    flags = {
+        "READ_IMPLIES_EXEC": 0x0400000,
+        "MMAP_PAGE_ZERO": 0x0100000,
+        "ADDR_LIMIT_3GB": 0x8000000,
+    }
 
     said = await probe.ask(
         sandbox,
@@ -212,8 +216,8 @@ async def test_the_filter_cannot_be_taken_off(sandbox: Sandbox, numbers: dict[st
         after = call(given["unshare"], 0x10000000)
         import subprocess
         below = subprocess.run(["unshare", "--user", "true"]).returncode
-        status = read("/proc/self/status", 1 << 16)
-        answer([installed, after, below, [line for line in status.splitlines() if "eccomp" in line]])
+        status = read("/proc/self/status", 1 << 16).splitlines()
+        answer([installed, after, below, [line for line in status if "eccomp" in line]])
         """,
         prctl=numbers["prctl"],
         unshare=numbers["unshare"],

@@ -23,6 +23,8 @@ LISTED = 10_000
 WALKED = 200_000
 COLUMNS = 2000
 """Characters of a line found; some files are one line."""
+LINE_BYTES = 1024 * 1024
+"""What ripgrep may say of one line found; a longer one is left out, and that is told."""
 NAME_MAX = 255
 
 _KINDS = {
@@ -321,11 +323,16 @@ async def grep(exchange: Exchange, table: Table) -> None:
     argv += ["--regexp", exchange.query.get("pattern", ""), "--", path]
     limit = number(exchange, "limit", 1000, 1, LISTED)
     found: list[dict[str, Any]] = []
-    rest = b""
+    rest, too_long, left_out = b"", False, False
     try:
         async with contextlib.aclosing(table.tool(argv, "/")) as output:
             async for data in output:
                 *lines, rest = (rest + data).split(b"\n")
+                if too_long and lines:
+                    del lines[0]  # The end of it.
+                    too_long = False
+                if len(rest) > LINE_BYTES:
+                    rest, too_long, left_out = b"", True, True
                 found += filter(None, map(_match, lines))
                 if len(found) > limit:
                     break
@@ -333,7 +340,8 @@ async def grep(exchange: Exchange, table: Table) -> None:
         # 1: nothing found. 2 without a word: some file could not be read.
         if failure.exit_code != 1 and failure.said:
             raise bad_request(failure.message) from None
-    await exchange.answer({"matches": found[:limit], "truncated": len(found) > limit})
+    truncated = left_out or len(found) > limit
+    await exchange.answer({"matches": found[:limit], "truncated": truncated})
 
 
 def _match(line: bytes) -> dict[str, Any] | None:
@@ -359,13 +367,14 @@ async def tar_out(exchange: Exchange, table: Table) -> None:
     await paths.as_user(_check, path)
     folder, name = posixpath.split(posixpath.normpath(path))
     argv = ["/usr/bin/tar", "--create", "--file=-", "--sparse", "--ignore-failed-read"]
-    stream = table.tool([*argv, "--", name], folder)
-    first = await anext(stream, b"")
-    await exchange.begin(200, [("transfer-encoding", "chunked")], "application/x-tar")
-    await exchange.send(first)
     try:
-        async for data in stream:
-            await exchange.send(data)
+        # Closed here and now when the host leaves: nobody else would end the packer.
+        async with contextlib.aclosing(table.tool([*argv, "--", name], folder)) as stream:
+            first = await anext(stream, b"")
+            await exchange.begin(200, [("transfer-encoding", "chunked")], "application/x-tar")
+            await exchange.send(first)
+            async for data in stream:
+                await exchange.send(data)
     except ToolFailed as failure:
         if failure.exit_code != 1:  # 1: some file changed while it was read.
             raise

@@ -37,7 +37,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONTROL = 3, USER = 1000, STOP_PASSES = 32 };
+enum { CONTROL = 3, USER = 1000, STOP_PASSES = 32, PATIENCE = 100 };
 
 /* User code goes first when the machine's memory is full, the guest last. */
 static const char OOM_SCORE[] = "500";
@@ -70,7 +70,7 @@ static bool become_user(char **argument) {
     setsid();
     if (argument[4][0] == '1' && ioctl(0, TIOCSCTTY, 0) < 0)
         return false;
-    int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    int score = open("/root/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (score < 0 || write(score, OOM_SCORE, sizeof OOM_SCORE - 1) < 0)
         return false;
     close(score);
@@ -158,21 +158,23 @@ static pid_t parent_of(const char *pid) {
     return rest && sscanf(rest + 1, " %*c %d", &parent) == 1 ? parent : 0;
 }
 
-/* List every process below this one, in memory that the caller frees. */
+/* List every process below this one, in memory that the caller frees; none when
+ * there is no descriptor or memory left to look, and then again a moment later. */
 static size_t list_tree(struct member **tree) {
     size_t count = 0, room = 0;
-    struct member *members = NULL;
+    struct member *members = *tree = NULL;
     DIR *proc = opendir("/proc");
     if (!proc)
-        _exit(1);
+        return 0;
     for (struct dirent *entry; (entry = readdir(proc));) {
         if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
             continue;
         if (count == room) {
             room = room ? room * 2 : 256;
-            members = realloc(members, room * sizeof *members);
-            if (!members)
-                _exit(1);
+            struct member *more = realloc(members, room * sizeof *members);
+            if (!more)
+                break;
+            members = more;
         }
         struct member found = {atoi(entry->d_name), parent_of(entry->d_name), false};
         if (found.parent)
@@ -206,16 +208,40 @@ static size_t signal_tree(int number) {
     return sent;
 }
 
+/* End whoever traces a process of the tree: a parent does not hear of a death
+ * before the tracer has, and a tracer may choose never to listen. */
+static void kill_tracers(void) {
+    struct member *tree;
+    size_t count = list_tree(&tree);
+    for (size_t one = 0; one < count; one++) {
+        char path[64], text[4096];
+        snprintf(path, sizeof path, "/proc/%d/status", tree[one].pid);
+        int file = tree[one].mine ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        if (file < 0)
+            continue;
+        ssize_t length = read(file, text, sizeof text - 1);
+        close(file);
+        text[length > 0 ? length : 0] = 0;
+        char *line = strstr(text, "\nTracerPid:");
+        int tracer = line ? atoi(line + strlen("\nTracerPid:")) : 0;
+        if (tracer > 1)
+            kill(tracer, SIGKILL);
+    }
+    free(tree);
+}
+
 /* Kill until the kernel says that no child is left. A stopped process cannot
  * fork, so stopping first keeps a fork bomb from outrunning the list. */
 static void kill_tree(void) {
-    while (reap()) {
+    for (int passes = 1; reap(); passes++) {
         size_t before = 0, now = signal_tree(SIGSTOP);
         for (int pass = 0; pass < STOP_PASSES && now > before; pass++) {
             before = now;
             now = signal_tree(SIGSTOP);
         }
         signal_tree(SIGKILL);
+        if (passes % PATIENCE == 0)
+            kill_tracers();
         struct timespec pause = {0, 500 * 1000};
         nanosleep(&pause, NULL);
     }

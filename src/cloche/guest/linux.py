@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_DUMPABLE = 4
 
+_OPEN_TRIES = 1000
 _SYS_OPENAT2 = 437  # The same number on every architecture: it is newer than their split.
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
@@ -57,16 +59,20 @@ def act_as(uid: int, gid: int) -> None:
 def open_beneath(folder: int, path: str, flags: int, mode: int = 0, resolve: int = 0) -> int:
     """Open `path` below `folder`; the kernel refuses every way out of it (EXDEV, ELOOP)."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve | RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
-    return _checked(
-        _libc.syscall(
+    opened = -1
+    for _ in range(_OPEN_TRIES):
+        opened = _libc.syscall(
             ctypes.c_long(_SYS_OPENAT2),
             ctypes.c_long(folder),
             ctypes.c_char_p(os.fsencode(path)),
             ctypes.byref(how),
             ctypes.c_size_t(ctypes.sizeof(how)),
-        ),
-        path,
-    )
+        )
+        # openat2(2): EAGAIN when a `..` was passed while something was renamed, anywhere on
+        # the host; to be tried again.
+        if opened >= 0 or ctypes.get_errno() != errno.EAGAIN:
+            break
+    return _checked(opened, path)
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:

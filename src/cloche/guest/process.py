@@ -65,6 +65,11 @@ class Process:
         """What wakes a writer that waits for the process to read."""
         self._last_fed = b""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the program runs, or has run: until then, it may still prove impossible."""
+        return self.pid > 0
+
     def status(self) -> dict[str, Any]:
         return {
             "id": self.id,

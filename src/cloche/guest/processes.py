@@ -66,13 +66,14 @@ class Table:
         self._keep = min(KEEP_BYTES, max(KEEP_BYTES // 64, disk.f_blocks * disk.f_frsize // 16))
 
     def get(self, process_id: str) -> Process:
-        try:
-            return self._processes[process_id]
-        except KeyError:
-            raise Refusal(404, "no_such_process", f"no process {process_id!r}") from None
+        process = self._processes.get(process_id)
+        if process is None or not process.begun:
+            raise Refusal(404, "no_such_process", f"no process {process_id!r}")
+        return process
 
     async def listing(self, exchange: Exchange) -> None:
-        await exchange.answer({"processes": [p.status() for p in self._processes.values()]})
+        begun = [process for process in self._processes.values() if process.begun]
+        await exchange.answer({"processes": [process.status() for process in begun]})
 
     async def status(self, exchange: Exchange, process_id: str) -> None:
         await exchange.answer(self.get(process_id).status())

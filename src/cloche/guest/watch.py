@@ -33,20 +33,38 @@ class _Watch:
     def __init__(self, top: str) -> None:
         self.descriptor = linux.inotify_init()
         self._folders: dict[int, str] = {}
-        self._add(top)
+        try:
+            self._add(top)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
-    def _add(self, top: str) -> None:
-        """Watch a folder and those below. One that vanishes meanwhile is no error."""
-        for folder, _, _ in os.walk(top, followlinks=False):
+    def _add(self, top: str) -> list[str]:
+        """Watch a folder and those below; return what was found in them.
+
+        A folder below that vanishes meanwhile, or may not be read, is no error.
+        """
+        found: list[str] = []
+        unseen = [top]
+        while unseen:
+            folder = unseen.pop()
             if len(self._folders) >= FOLDERS:
                 raise Refusal(507, "machine_full", f"a watch covers at most {FOLDERS} folders")
             try:
+                # Watched before it is read: what comes in between is told twice, not never.
                 number = linux.inotify_add_watch(
                     self.descriptor, folder, _MASK | _ONLYDIR | _DONT_FOLLOW
                 )
-            except FileNotFoundError:
-                continue
-            self._folders[number] = folder
+                self._folders[number] = folder
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        found.append(entry.path)
+                        if entry.is_dir(follow_symlinks=False):
+                            unseen.append(entry.path)
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                if folder == top:
+                    raise
+        return found
 
     def read(self) -> list[dict[str, object]]:
         try:
@@ -64,27 +82,45 @@ class _Watch:
                 self._folders.pop(number, None)
             elif number in self._folders:
                 path = posixpath.join(self._folders[number], os.fsdecode(name))
-                if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
-                    self._add(path)
                 word = next(word for bit, word in _WORDS if mask & bit)
-                shown = os.fsencode(path).decode(errors="replace")
-                events.append({"change": word, "path": shown})
+                events.append({"change": word, "path": _shown(path)})
+                if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+                    events += self._arrived(path)
         return events
+
+    def _arrived(self, folder: str) -> list[dict[str, object]]:
+        """Watch a new folder, and tell what was put into it before it was watched."""
+        try:
+            found = self._add(folder)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []  # It is gone, or something else, already.
+        except (OSError, Refusal):  # One folder too many: from now on, changes are missed.
+            return [{"change": "overflow", "path": ""}]
+        return [{"change": "created", "path": _shown(path)} for path in found]
+
+
+def _shown(path: str) -> str:
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _find(path: str) -> str:
+    """Return where a folder really is, once the links on the way to it are followed."""
+    opened = paths.open_path(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return os.readlink(f"/proc/self/fd/{opened}")  # noqa: PTH115 - pathlib is not loaded
+    finally:
+        os.close(opened)
 
 
 async def watch(exchange: Exchange) -> None:
-    path = exchange.query.get("path", "")
-    root, rest = paths.split(path)
-    opened = await paths.as_user(paths.open_path, path, os.O_PATH | os.O_DIRECTORY)
-    os.close(opened)
-    top = posixpath.normpath(posixpath.join(root, rest))
+    top = await paths.as_user(_find, exchange.query.get("path", ""))
     observer = await paths.as_user(_Watch, top)
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(observer.descriptor, ready.set)
     try:
         await exchange.begin_lines()
-        await exchange.line({"watching": top})
+        await exchange.line({"watching": _shown(top)})
         while not exchange.reader.at_eof():
             try:
                 await asyncio.wait_for(ready.wait(), HEARTBEAT_S)

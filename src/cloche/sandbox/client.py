@@ -15,11 +15,15 @@ from cloche.core.machine import ByteStream, Machine
 from cloche.sandbox import wire
 
 ANSWER_S: Final = 30.0
-"""The longest silence of a guest that is alive: it sends a sign of life every 5 s."""
+"""How long a living guest may take to say something whole: it sends a sign of life every 5 s."""
+_BEATS: Final = 20
+"""Signs of life before an answer that is to be had at once; before another, one a second more."""
 REPLY_BYTES: Final = 16 * 1024 * 1024
 LINE_BYTES: Final = 512 * 1024
 HEAD_BYTES: Final = 16 * 1024
 _REFUSAL_BYTES: Final = 128 * 1024
+_TURN: Final = 256
+"""Events from one guest before others have their turn: a chunk may hold a single byte."""
 _READ_BYTES: Final = 256 * 1024
 
 _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
@@ -106,14 +110,17 @@ class Client:
         body: bytes = b"",
     ) -> AsyncGenerator[W, None]:
         """Make one call whose answer is a message a line, for as long as the guest goes on."""
-        async with self.open(method, path, query, body) as exchange:
+        async with self.open(method, path, query, body, prompt=True) as exchange:
             rest = bytearray()
             async for data in exchange.body():
                 rest += data
-                *whole, tail = rest.split(b"\n")
-                for line in whole:
-                    yield wire.parse(kind, line)
-                rest = tail
+                # Looked for in `data` alone: a line that comes byte by byte is not to be
+                # copied for each of them.
+                if b"\n" in data:
+                    *whole, rest = rest.split(b"\n")
+                    exchange.heard()
+                    for line in whole:
+                        yield wire.parse(kind, line)
                 if len(rest) > LINE_BYTES:
                     raise wire.misbehaved("a line without an end")
             if rest:
@@ -126,14 +133,19 @@ class Client:
         path: str,
         query: Query | None = None,
         body: bytes | AsyncIterable[bytes] = b"",
+        *,
+        prompt: bool = False,
     ) -> AsyncIterator[Exchange]:
-        """Make one call; read its answer from the exchange. A refusal is raised."""
+        """Make one call; read its answer from the exchange. A refusal is raised.
+
+        `prompt`: the answer begins at once, though it may be long.
+        """
         if self._machine.paused:
             raise errors.MachinePaused(
                 f"Machine {self._machine.id} is paused.", remedy="Resume it first."
             )
         stream = await self._machine.dial()
-        exchange = Exchange(stream, self)
+        exchange = Exchange(stream, self, prompt=prompt)
         try:
             await exchange.request(method, _target(path, query or {}), body)
             yield exchange
@@ -144,15 +156,9 @@ class Client:
         finally:
             exchange.close()
 
-    async def read(self, reader: asyncio.StreamReader) -> bytes:
-        """Read what there is; raise when a guest that should speak is silent too long."""
-        while True:
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    return await reader.read(_READ_BYTES)
-            except TimeoutError:
-                if not self._machine.paused:  # A paused machine is silent by order.
-                    raise self.silent() from None
+    @property
+    def paused(self) -> bool:
+        return self._machine.paused
 
     def lost(self) -> errors.SandboxLost:
         return errors.SandboxLost(
@@ -170,12 +176,15 @@ class Client:
 class Exchange:
     """One call in progress."""
 
-    def __init__(self, stream: ByteStream, client: Client) -> None:
+    def __init__(self, stream: ByteStream, client: Client, *, prompt: bool) -> None:
         self.reader, self.writer = stream
         self.size: int | None = None
         """The size of the file that the answer is a part of."""
         self._client = client
+        self._prompt = prompt
         self._handed_over = False
+        self._waited_s = 0.0
+        self._events = 0
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
     async def request(self, method: str, target: str, body: bytes | AsyncIterable[bytes]) -> None:
@@ -192,8 +201,11 @@ class Exchange:
             response = await self._answer()
         else:
             response = await self._stream(body)
-        if isinstance(response, h11.Response) and response.status_code != 200:
-            await self._refuse()
+        if isinstance(response, h11.Response):
+            if response.status_code != 200:
+                await self._refuse()
+            if target.startswith("/tunnel"):
+                raise wire.misbehaved("an answer where a tunnel was asked for")
         self.size = _size(response)
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -201,6 +213,16 @@ class Exchange:
             yield bytes(event.data)
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionResetError
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield a body that is worth something in parts: each is a sign of life."""
+        async for data in self.body():
+            self.heard()
+            yield data
+
+    def heard(self) -> None:
+        """Take note that something whole has come: the guest may be silent anew."""
+        self._waited_s = 0.0
 
     def hand_over(self) -> ByteStream:
         """Give the connection away as a byte stream, after a switch of protocols."""
@@ -210,8 +232,15 @@ class Exchange:
         return self.reader, self.writer
 
     def close(self) -> None:
-        if not self._handed_over:
-            self.writer.close()
+        if self._handed_over:
+            return
+        transport = self.writer.transport
+        # `close` alone would wait, for ever, until a guest that takes nothing in has taken
+        # in what is still to be sent.
+        if transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            transport.close()
 
     async def _stream(self, body: AsyncIterable[bytes]) -> h11.Response | h11.InformationalResponse:
         """Send a body as it comes, and stop at an early answer: it is a refusal."""
@@ -223,10 +252,9 @@ class Exchange:
                 await sending
             return await answer
         finally:
-            for task in (answer, sending):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                    await task
+            answer.cancel()
+            sending.cancel()
+            await asyncio.gather(answer, sending, return_exceptions=True)
 
     async def _send_all(self, body: AsyncIterable[bytes]) -> None:
         async for data in body:
@@ -238,14 +266,21 @@ class Exchange:
         self.writer.write(self._http.send(event) or b"")
 
     async def _answer(self) -> h11.Response | h11.InformationalResponse:
+        loop = asyncio.get_running_loop()
+        began, beats = loop.time(), 0
         while True:
             event = await self._next()
+            self.heard()
             if isinstance(event, h11.Response):
-                return event
-            if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
                 return event
             if not isinstance(event, h11.InformationalResponse):
                 raise ConnectionResetError
+            if event.status_code == 101:  # h11 lets it pass only where it was asked for.
+                return event
+            beats += 1
+            most = _BEATS if self._prompt else _BEATS + loop.time() - began
+            if event.status_code != 102 or beats > most:
+                raise wire.misbehaved(f"status {event.status_code}, {beats} times")
 
     async def _refuse(self) -> None:
         raw = bytearray()
@@ -263,11 +298,34 @@ class Exchange:
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
+                self._events += 1
+                if self._events % _TURN == 0:
+                    await asyncio.sleep(0)
                 return event
-            data = await self._client.read(self.reader)
+            data = await self._receive()
             if not data:  # The guest ends an answer before its connection.
                 raise ConnectionResetError
             self._http.receive_data(data)
+
+    async def _receive(self) -> bytes:
+        """Read what there is; raise when something whole is too long in coming.
+
+        Counted over all reads for it: else a guest that sends a byte now and then
+        would be waited for until the end of days.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                async with asyncio.timeout(ANSWER_S - self._waited_s):
+                    data = await self.reader.read(_READ_BYTES)
+            except TimeoutError:
+                if not self._client.paused:  # A paused machine is silent by order.
+                    raise self._client.silent() from None
+                self.heard()
+            else:
+                self._waited_s += loop.time() - began
+                return data
 
 
 def half_a_character() -> errors.BadRequest:

@@ -51,8 +51,8 @@ class Files:
     async def stream(self, path: Path, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Read a file of any size, piece by piece."""
         query: Query = {"path": _absolute(path), "offset": _count(offset)}
-        async with self._client.open("GET", "/files", query) as exchange:
-            async for data in exchange.body():
+        async with self._client.open("GET", "/files", query, prompt=True) as exchange:
+            async for data in exchange.pieces():
                 yield data
 
     async def write(
@@ -130,12 +130,13 @@ class Files:
             async for line in lines:
                 if change := line.value():
                     yield change
+        raise wire.misbehaved("the end of a watch")
 
     async def download(self, path: Path = "/workspace") -> AsyncGenerator[bytes, None]:
         """Yield a tar of a file or folder."""
         query: Query = {"path": _absolute(path)}
-        async with self._client.open("GET", "/files/tar", query) as exchange:
-            async for data in exchange.body():
+        async with self._client.open("GET", "/files/tar", query, prompt=True) as exchange:
+            async for data in exchange.pieces():
                 yield data
 
     async def upload(

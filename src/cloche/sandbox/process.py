@@ -82,6 +82,8 @@ class Process:
 
     async def status(self) -> ProcessStatus:
         line = await self._client.call(wire.StatusLine, "GET", f"/processes/{self.id}")
+        if line.id != self.id:
+            raise wire.misbehaved("another process than the one asked for")
         return line.value()
 
     async def write(self, data: bytes | AsyncIterable[bytes], *, close: bool = False) -> None:
@@ -128,6 +130,8 @@ class Follower:
     def take(self, line: wire.OutputLine) -> Chunk | None:
         if self._exit is not None:
             raise wire.misbehaved("output after the end")
+        if line.started is not None:
+            raise wire.misbehaved("a second start")
         if line.exit is not None:
             self._exit = line.exit.value()
         if line.stream is None:

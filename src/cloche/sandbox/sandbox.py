@@ -38,6 +38,8 @@ MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 _START_S: Final = 60.0
 _GRACE_S: Final = 15.0
 """How much later than its own deadline the guest may report a killed command."""
+_BEGIN_S: Final = 5.0
+"""How long a caller who leaves waits to learn whether the command has begun."""
 _REQUEST_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -220,7 +222,7 @@ class Sandbox:
                 remedy="Give either port or unix.",
             )
         query = {"port": port, "unix": unix}
-        async with self._client.open("GET", "/tunnel", query) as exchange:
+        async with self._client.open("GET", "/tunnel", query, prompt=True) as exchange:
             return exchange.hand_over()
 
     async def usage(self) -> Usage:
@@ -255,6 +257,8 @@ class Sandbox:
         if process_id is not None:
             body["id"] = process_id
         line = await self._client.call(wire.StatusLine, "POST", "/processes", body=_encode(body))
+        if process_id is not None and line.id != process_id:
+            raise wire.misbehaved("another process than the one asked for")
         return Process(self._client, line.id, line.pid)
 
     async def _run(
@@ -320,7 +324,9 @@ class _Run:
         try:
             async with contextlib.aclosing(lines):
                 async for line in lines:
-                    if line.started is not None and self._process is None:
+                    if self._process is None:
+                        if line.started is None:
+                            raise wire.misbehaved("something before the start")
                         self._process = Process(self._client, line.started.id, line.started.pid)
                         self._begun.set()
                         if stdin is not None:
@@ -348,7 +354,7 @@ class _Run:
     async def kill(self) -> None:
         """End what nobody waits for any more; a machine that is gone has ended it already."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
+            async with asyncio.timeout(_BEGIN_S):
                 await self._begun.wait()
         if self._process is not None:
             with contextlib.suppress(SandboxLost, NoSuchProcess):

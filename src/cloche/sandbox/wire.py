@@ -10,12 +10,14 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cloche.core.errors import GuestMisbehaved
+from cloche.core.errors import GuestMisbehaved, ReplyTooLarge
 from cloche.core.files import Change, FileEntry, Listing, Match, Matches, Paths
 from cloche.core.process import Exit, ProcessStatus
 
 PROTOCOL = 1
 _HUGE = 2**62
+_PARTS = 250_000
+"""Values in one message. A parsed `[]` takes 60 times its two bytes and a comma."""
 
 Count = Annotated[int, Field(ge=0, le=_HUGE)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=False)]
@@ -177,10 +179,17 @@ def parse(kind: type[W], raw: bytes | bytearray) -> W:
 
     Raises:
         GuestMisbehaved: it is not what the guest would say.
+        ReplyTooLarge: it has too many parts to be taken in.
     """
+    if len(raw) > _PARTS and sum(map(raw.count, (b",", b"[", b"{"))) > _PARTS:
+        raise ReplyTooLarge(
+            f"The answer has more than {_PARTS} parts.", remedy="Ask for a part of it."
+        )
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
+        if (count := error.error_count()) > 100:  # To list them takes more than the message did.
+            raise misbehaved(f"{kind.__name__}: {count} things that it never would") from None
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise misbehaved(f"{kind.__name__} {where}: {first['type']}") from None

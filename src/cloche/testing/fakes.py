@@ -81,6 +81,10 @@ class IdleMachine:
     async def usage(self) -> Usage:
         return Usage(memory_bytes=0, memory_peak_bytes=0, cpu_s=0, processes=1, oom_kills=0)
 
+    async def endure(self) -> None:
+        if self.destroyed:
+            raise SandboxLost(f"Machine {self.id} is gone.", remedy="It is a fake: make another.")
+
     async def last_words(self) -> str:
         return "the last words of a fake"
 

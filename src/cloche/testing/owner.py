@@ -6,6 +6,7 @@ It stands for a server that dies: `Owner` is our handle on it, `main` what it ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.core.image import Image
+from cloche.core.machine import Backend
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox.sandbox import Sandbox
 from cloche.testing.maker import Maker
@@ -35,15 +37,25 @@ class Owner:
         image: Image,
         *,
         durable: bool = False,
+        endure: bool = False,
+        pause: bool = False,
         argv: Sequence[str] = (),
+        cancel_after_s: Sequence[float] = (),
     ) -> Owner:
-        """Start a process that makes a machine and runs `argv` in it, if there is any."""
+        """Start a process that makes a machine and runs `argv` in it, if there is any.
+
+        With `endure`, the machine is made durable only after it is up. `cancel_after_s` are
+        starts of other machines that the process gives up, each after that many seconds.
+        """
         order = {
             "factory": maker.factory,
             "data": str(maker.data),
             "image": {**asdict(image), "layers": [str(layer) for layer in image.layers]},
             "durable": durable,
+            "endure": endure,
+            "pause": pause,
             "argv": list(argv),
+            "cancel_after_s": list(cancel_after_s),
         }
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", __name__, json.dumps(order), stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -69,13 +81,27 @@ async def _own(order: dict[str, Any]) -> None:
     backend = Maker(factory=order["factory"], data=Path(order["data"])).make()
     layers = tuple(map(Path, order["image"]["layers"]))
     image = Image(**{**order["image"], "layers": layers})
+    for delay_s in order["cancel_after_s"]:
+        await _start_in_vain(backend, image, delay_s)
     sandbox = await Sandbox.start_on(backend, SandboxSpec(), image, durable=order["durable"])
+    if order["endure"]:
+        await sandbox.machine.endure()
     process = await sandbox.start(order["argv"]) if order["argv"] else None
+    if order["pause"]:
+        await sandbox.pause()
     told = {"machine": sandbox.id, "process": process.id if process else None}
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
     # Should the checks die before they kill us, our input ends, and so do we.
     await asyncio.to_thread(sys.stdin.buffer.read)
+
+
+async def _start_in_vain(backend: Backend, image: Image, delay_s: float) -> None:
+    start = asyncio.create_task(Sandbox.start_on(backend, SandboxSpec(), image))
+    await asyncio.sleep(delay_s)
+    start.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await (await start).close()
 
 
 def main() -> None:

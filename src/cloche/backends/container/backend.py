@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloche.backends.container import bundle, cgroups, ownership, record
 from cloche.backends.container.disk import make_disk
-from cloche.backends.container.launch import Launch, launch, rootfs
+from cloche.backends.container.launch import Launch, launch, rootfs, user_namespace
 from cloche.backends.container.machine import Machine, raze
 from cloche.backends.container.record import Folder, Record
 from cloche.core.errors import (
@@ -58,17 +58,18 @@ class Backend:
 
     async def create(self, spec: SandboxSpec, image: Image, *, durable: bool = False) -> Machine:
         _require_root()
-        runtimes = self._find_runtimes()
-        for number, runtime in enumerate(runtimes, start=1):
+        failures = []
+        for runtime in self._find_runtimes():
             try:
                 machine = await self._create(spec, image, runtime, durable=durable)
-            except MachineNotStarted:
-                if number == len(runtimes):
-                    raise
+            except MachineNotStarted as error:
+                failures.append(error)
             else:
                 self._runtimes = [runtime]
                 return machine
-        raise AssertionError("unreachable: _find_runtimes returns at least one")
+        # All of them: the last one's may be that it does not work on this host at all.
+        reasons = " ".join(dict.fromkeys(failure.message for failure in failures))
+        raise MachineNotStarted(reasons, remedy=failures[0].remedy)
 
     async def adopt(self, machine_id: str) -> Machine:
         folder = Folder(self._machines / machine_id)
@@ -148,6 +149,7 @@ class Backend:
             entry.spec,
             machine_id=entry.id,
             rootfs=rootfs(),
+            user_namespace=user_namespace(),
             first_id=first_id,
             memory_swap=cgroups.counts_swap(),
         )
@@ -175,6 +177,7 @@ class Backend:
             os.close(lock)
         if code:
             raise _RuntimeFailed
+        cgroups.Cgroups(entry.id).bound_sockets((entry.spec.memory_mib << 20) // 4)
         entry = record.started(entry, int(pid_file.read_text()), loop_device, runtime)
         folder.save(entry)
         return entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 from cloche.backends.container import seccomp
@@ -12,7 +11,8 @@ GUEST = "/opt/cloche/bin/guest"
 IDS = 65536
 """User and group ids in a machine, each shifted to one that nobody on the host has."""
 CPU_PERIOD_US = 100_000
-OPEN_FILES = 65536
+TERMINALS = 64
+"""The kernel has some 3000 for all machines together, and bounds no one's share by itself."""
 
 _GUEST_CAPABILITIES = ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"]
 """What it takes to become uid 1000, to give the rest up for good, and to end what runs so."""
@@ -23,14 +23,19 @@ _MASKED = [
     "/proc/modules", "/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/sysrq-trigger",
     "/proc/timer_list", "/proc/timer_stats", "/proc/vmallocinfo",
 ]  # fmt: skip
+_READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/pressure", "/proc/sys"]
 
 
 def config(
-    spec: SandboxSpec, *, machine_id: str, rootfs: str, first_id: int, memory_swap: bool
+    spec: SandboxSpec,
+    *,
+    machine_id: str,
+    rootfs: str,
+    user_namespace: str,
+    first_id: int,
+    memory_swap: bool,
 ) -> dict[str, Any]:
     """Return config.json for one machine whose ids start at `first_id` on the host."""
-    _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = OPEN_FILES if hard_files == resource.RLIM_INFINITY else min(OPEN_FILES, hard_files)
     memory = {"limit": spec.memory_mib << 20}
     if memory_swap:
         memory["swap"] = memory["limit"]  # Memory and swap together: no swap.
@@ -55,16 +60,12 @@ def config(
                 "effective": _GUEST_CAPABILITIES,
             },
             "noNewPrivileges": True,
-            "rlimits": [
-                {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
-                {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
-            ],
         },
         "mounts": _mounts(spec),
         "linux": {
             "namespaces": [
-                {"type": kind}
-                for kind in ("user", "pid", "mount", "ipc", "uts", "network", "cgroup")
+                {"type": "user", "path": user_namespace},
+                *({"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network", "cgroup")),
             ],
             "uidMappings": ids,
             "gidMappings": ids,
@@ -77,7 +78,7 @@ def config(
             },
             "seccomp": seccomp.profile(),
             "maskedPaths": _MASKED,
-            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
+            "readonlyPaths": _READ_ONLY,
         },
     }
 
@@ -87,11 +88,14 @@ def _mounts(spec: SandboxSpec) -> list[dict[str, Any]]:
     shared_memory_mib = max(16, spec.memory_mib // 4)
     return [
         # hidepid: the user sees its own processes; the guest's, of group 0, are not there.
-        _mount("/proc", "proc", "proc", [*inert, "hidepid=2", "gid=0"]),
+        # Read-only: a process could make itself the kernel's last choice of a victim, and the
+        # guest its first, when memory is full. The keeper has one to write to, in root's home.
+        _mount("/proc", "proc", "proc", [*inert, "ro", "hidepid=2", "gid=0"]),
+        _mount("/root/proc", "proc", "proc", [*inert, "hidepid=2", "gid=0"]),
         _mount("/dev", "tmpfs", "tmpfs", ["nosuid", "noexec", "mode=755", "size=64k"]),
         _mount(
             "/dev/pts", "devpts", "devpts",
-            ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
+            ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={TERMINALS}"],
         ),
         _mount(
             "/dev/shm", "tmpfs", "shm",  # noqa: S108 - a place, not a file

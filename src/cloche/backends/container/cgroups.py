@@ -93,6 +93,16 @@ class Cgroups:
             return (self._folders["freezer"] / "freezer.state").read_text().strip() != "THAWED"
         return (self._folders[""] / "cgroup.freeze").read_text().strip() == "1"
 
+    def bound_sockets(self, limit_bytes: int) -> None:
+        """Bound what waits in sockets: v1 counts it apart from memory, with no limit by default.
+
+        Linux 6.12 calls the file deprecated. Without it there is no such bound on v1.
+        """
+        if "memory" in self._folders:
+            file = self._folders["memory"] / "memory.kmem.tcp.limit_in_bytes"
+            if file.exists():
+                file.write_text(str(limit_bytes))
+
     def usage(self) -> Usage:
         if "memory" in self._folders:
             memory = self._folders["memory"]

@@ -48,6 +48,10 @@ def rootfs() -> str:
     return str(STAGE / "rootfs")
 
 
+def user_namespace() -> str:
+    return str(STAGE / "user")
+
+
 async def launch(order: Launch) -> tuple[int, str]:
     """Run the OCI runtime; return its exit code and the machine's loop device.
 
@@ -100,6 +104,8 @@ def _launch(order: Launch) -> tuple[int, str]:
 def _mount_layers(order: Launch) -> str:
     targets = []
     with _UserNamespace(order.first_id) as namespace:
+        (STAGE / "user").touch()
+        linux.mount(f"/proc/self/fd/{namespace}", user_namespace(), "none", linux.MS_BIND)
         for number, layer in enumerate(order.layers):
             target = STAGE / f"layer-{number}"
             target.mkdir()
@@ -130,17 +136,24 @@ def _mount_disk(order: Launch) -> str:
 class _UserNamespace:
     """A descriptor of a user namespace that shifts ids by `first_id`.
 
-    The kernel makes one only for a process, so a short-lived one is started.
+    The kernel makes one only for a process, so a short-lived one is started. It belongs
+    to `first_id`, too: what a namespace's users hold, inotify instances, queued signals
+    and message queues, is charged to its owner as well. Were that the host's root, one
+    machine could use up the host's share, and every other machine's.
     """
 
     def __init__(self, first_id: int) -> None:
         self._map = f"0 {first_id} {IDS}\n"
+        # With CAP_SYS_ADMIN kept, for hosts where users may make no namespaces.
+        self._command = [
+            "setpriv", f"--reuid={first_id}", f"--regid={first_id}", "--clear-groups",
+            "--securebits=+no_setuid_fixup", "--inh-caps=+sys_admin", "--ambient-caps=+sys_admin",
+            "unshare", "--user", "sh", "-c", "echo; read _",
+        ]  # fmt: skip
 
     def __enter__(self) -> int:
         self._process = subprocess.Popen(
-            ["unshare", "--user", "sh", "-c", "echo; read _"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         self._process.stdout.read(1)

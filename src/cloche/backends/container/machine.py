@@ -186,13 +186,14 @@ def _not_starting(folder: Folder) -> Callable[[], bool]:
 
 def _released(folder: Folder, record: Record) -> bool:
     """Return whether the kernel has let go of the loop device."""
-    if not record.loop_device:
-        return True
-    backing = Path("/sys/block") / Path(record.loop_device).name / "loop/backing_file"
-    try:
-        return not backing.read_text().startswith(str(folder.disk))
-    except OSError:  # No file is bound to it.
-        return True
+    # A start that was cut short did not come to write the device down: look at all of them.
+    name = Path(record.loop_device).name or "loop*"
+    disk = os.path.realpath(folder.disk)  # As the kernel spells it.
+    for backing in Path("/sys/block").glob(f"{name}/loop/backing_file"):
+        with contextlib.suppress(OSError):  # No file is bound to it any more.
+            if backing.read_text().startswith(disk):
+                return False
+    return True
 
 
 def _is_running(record: Record) -> bool:

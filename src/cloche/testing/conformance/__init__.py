@@ -29,12 +29,13 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{theme}"
         for theme in (
-            "code", "commands", "confinement", "files", "isolation", "lifecycle", "limits",
-            "output", "searching", "stdin", "terminals", "tunnels",
+            "archives", "code", "commands", "confinement", "files", "isolation", "lifecycle",
+            "limits", "output", "searching", "stdin", "terminals", "tunnels", "watching",
         )
     )
 )  # fmt: skip
 
+from cloche.testing.conformance.archives import TestArchives  # noqa: E402
 from cloche.testing.conformance.code import TestCode  # noqa: E402
 from cloche.testing.conformance.commands import TestCommands, TestUser  # noqa: E402
 from cloche.testing.conformance.confinement import TestConfinement  # noqa: E402
@@ -61,15 +62,11 @@ from cloche.testing.conformance.limits import (  # noqa: E402
     TestTimeouts,
 )
 from cloche.testing.conformance.output import TestAttaching, TestEnding, TestOutput  # noqa: E402
-from cloche.testing.conformance.searching import (  # noqa: E402
-    TestArchives,
-    TestGlob,
-    TestGrep,
-    TestWatch,
-)
+from cloche.testing.conformance.searching import TestGlob, TestGrep  # noqa: E402
 from cloche.testing.conformance.stdin import TestInput  # noqa: E402
 from cloche.testing.conformance.terminals import TestTerminals  # noqa: E402
 from cloche.testing.conformance.tunnels import TestTunnels  # noqa: E402
+from cloche.testing.conformance.watching import TestWatch  # noqa: E402
 
 __all__ = [
     "TestArchives",

@@ -95,7 +95,7 @@ class TestCommands:
         ("argv", "env", "cwd"),
         [
             (["echo", "\ud83e"], {}, "/workspace"),
-            (["echo", "\udc80"], {}, "/workspace"),
+            (["echo", "a", "b\udc80"], {}, "/workspace"),
             (["true"], {"A": "\udc80"}, "/workspace"),
             (["true"], {"\ud83e": "x"}, "/workspace"),
             (["true"], {}, "/workspace/\udcff"),

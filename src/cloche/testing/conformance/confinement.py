@@ -12,14 +12,16 @@ import time
 import pytest
 
 from cloche.core.errors import ClocheError, NoSuchFile, PathRefused
+from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox
 
-OUTSIDE = "/var/tmp"  # noqa: S108 - anyone may write there, and no file call may
+OUTSIDE = "/var/tmp"
 
 SWAP = """
 import os, sys, time
 inside, outside = sys.argv[1:]
 end = time.time() + 30
+os.symlink(inside, "link")
 print("up", flush=True)
 while time.time() < end:
     for target in (inside, outside):
@@ -88,7 +90,7 @@ class TestConfinement:
         self, sandbox: Sandbox, folder: str
     ) -> None:
         await sandbox.files.write(f"{folder}/real/file", b"inside")
-        await sandbox.files.write("/tmp/target", b"another root")  # noqa: S108
+        await sandbox.files.write("/tmp/target", b"another root")
         script = (
             "ln -s real/file relative; ln -s $PWD/real/file absolute; ln -s real folder; "
             "ln -s $PWD/real absfolder; ln -s absolute chain; ln -s chain longer; "
@@ -202,7 +204,13 @@ class TestConfinement:
                 except ClocheError as error:
                     assert isinstance(error, PathRefused | NoSuchFile), error
 
+        status = await swapper.status()
+        assert status.exit is None, f"it stopped swapping: {await _stderr(swapper)!r}"
         await swapper.kill()
         outside = await sandbox.exec(["ls", f"{OUTSIDE}/raced"])
         assert outside.stdout == "file\n", "a call was led out"
         assert min(reads.values()) > 3, f"the race was not one: {reads}"
+
+
+async def _stderr(process: Process) -> bytes:
+    return b"".join([chunk.data async for chunk in process.output() if chunk.stream == "stderr"])

@@ -65,7 +65,7 @@ class TestIsolation:
         assert len(told.stdout.splitlines()) < 10, told.stdout
         assert "pytest" not in told.stdout
 
-    @pytest.mark.parametrize("root", ["/workspace", "/home/user", "/tmp", "/dev/shm", "/var/tmp"])  # noqa: S108
+    @pytest.mark.parametrize("root", ["/workspace", "/home/user", "/tmp", "/dev/shm", "/var/tmp"])
     async def test_files_are_not_seen(
         self, sandbox: Sandbox, neighbour: Sandbox, root: str
     ) -> None:

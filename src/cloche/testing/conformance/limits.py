@@ -34,6 +34,16 @@ time.sleep(float(sys.argv[1]))
 """
 """Loses its parent, its session, its folder and its files, as daemons do."""
 
+STORM = """
+sleeping=$1
+storm() {
+    (($1)) && { storm $(($1 - 1)) & storm $(($1 - 1)) & }
+    sleep "$sleeping"
+}
+storm 12
+"""
+"""Doubles twelve times: enough to fill any machine here, and no more, should nothing stop it."""
+
 
 def mark() -> str:
     """Return a number of seconds that no other process sleeps for."""
@@ -103,12 +113,7 @@ class TestTimeouts:
         marked = mark()
 
         with pytest.raises(CommandTimeout):
-            await sandbox.exec(
-                # A bound on its depth, so that a machine without one is not lost to it.
-                ["bash", "-c", f"f() {{ (($1)) && {{ f $(($1-1)) & f $(($1-1)) & }}; "
-                 f"sleep {marked}; }}; f 12"],
-                timeout_s=2 * time_scale,
-            )  # fmt: skip
+            await sandbox.exec(["bash", "-c", STORM, "bash", marked], timeout_s=2 * time_scale)
 
         assert await survivors(sandbox, marked) == ""
         assert (await sandbox.exec(["echo", "calm"])).stdout == "calm\n"
@@ -218,7 +223,7 @@ class TestCancellation:
         process = await sandbox.start(["sh", "-c", "echo one; read line; echo $line"], stdin=True)
         chunks = process.output()
         assert (await anext(chunks)).data == b"one\n"
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()
 
         await process.write(b"two\n", close=True)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cloche.core.errors import BadRequest, NoSuchProcess
+from cloche.core.errors import BadRequest, CommandNotStarted, NoSuchProcess, ProcessExists
 from cloche.core.process import Stream
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox.process import Process
-from cloche.sandbox.sandbox import Sandbox
+from cloche.sandbox.sandbox import Sandbox, new_process_id
 from cloche.testing.conformance.fixtures import NewSandbox
 from cloche.testing.conformance.limits import mark, survivors
 from cloche.testing.transcript import Transcript, eventually
@@ -66,12 +66,12 @@ class TestOutput:
             assert (await transcript.ended()).code == 0
 
     async def test_the_streams_are_apart_and_each_in_order(self, sandbox: Sandbox) -> None:
-        code = "import os\nfor n in range(2000):\n os.write(1, b'o%d\\n' % n)\n os.write(2, b'e%d\\n' % n)"
+        code = "import os\nfor n in range(4000): os.write(1 + n % 2, b'%d\\n' % n)"
 
         result = await sandbox.exec(["python3", "-c", code])
 
-        assert result.stdout == "".join(f"o{n}\n" for n in range(2000))
-        assert result.stderr == "".join(f"e{n}\n" for n in range(2000))
+        assert result.stdout == "".join(f"{n}\n" for n in range(0, 4000, 2))
+        assert result.stderr == "".join(f"{n}\n" for n in range(1, 4000, 2))
 
     async def test_a_hundred_megabytes_arrive_whole_in_bounded_memory(
         self, sandbox: Sandbox, time_scale: float
@@ -262,6 +262,59 @@ class TestAttaching:
         assert (told.exit.code, told.stdout_bytes, told.stderr_bytes) == (4, 6, 0)
         assert abs(told.started_at - listed[running.id].started_at) < 60
         await running.kill()
+
+    async def test_a_process_can_be_named_before_it_starts(self, sandbox: Sandbox) -> None:
+        name = new_process_id()
+
+        process = await sandbox.start(["echo", "named"], process_id=name)
+
+        assert process.id == name
+        assert await read_all(await sandbox.attach(name)) == b"named\n"
+
+    async def test_a_named_process_is_started_once(self, sandbox: Sandbox) -> None:
+        name = new_process_id()
+        starts = [sandbox.start(["sleep", "1000"], process_id=name) for _ in range(5)]
+
+        results = await asyncio.gather(*starts, return_exceptions=True)
+
+        started = [result for result in results if isinstance(result, Process)]
+        refused = [result for result in results if isinstance(result, ProcessExists)]
+        assert (len(started), len(refused)) == (1, 4), results
+        await started[0].kill()
+        with pytest.raises(ProcessExists):
+            await sandbox.start(["true"], process_id=name)
+
+    async def test_a_name_whose_start_failed_can_be_used_again(self, sandbox: Sandbox) -> None:
+        name = new_process_id()
+        with pytest.raises(CommandNotStarted):
+            await sandbox.start(["no-such-program"], process_id=name)
+
+        process = await sandbox.start(["true"], process_id=name)
+
+        assert (await process.wait()).code == 0
+
+    @pytest.mark.parametrize("name", ["", "x", "0123456789ABCDEF", "0" * 15, "0" * 17, "../x"])
+    async def test_a_name_of_no_sense_is_refused(self, sandbox: Sandbox, name: str) -> None:
+        with pytest.raises(BadRequest):
+            await sandbox.start(["true"], process_id=name)
+
+    async def test_the_list_is_whole_while_processes_start(self, sandbox: Sandbox) -> None:
+        for _ in range(5):
+            starts = [asyncio.create_task(sandbox.start(["true"])) for _ in range(20)]
+            while not all(task.done() for task in starts):
+                assert all(status.pid > 0 for status in await sandbox.processes())
+            await asyncio.gather(*starts)
+
+    async def test_a_process_is_unknown_until_it_has_begun(self, sandbox: Sandbox) -> None:
+        for _ in range(10):
+            name = new_process_id()
+            start = asyncio.create_task(sandbox.start(["sleep", "1000"], process_id=name))
+            while not start.done():
+                with contextlib.suppress(NoSuchProcess):
+                    await (await sandbox.attach(name)).kill()
+            process = await start
+            await process.kill()
+            assert (await process.wait()).signal == 9
 
     async def test_old_processes_are_forgotten_and_running_ones_never(
         self, new_sandbox: NewSandbox

@@ -185,9 +185,9 @@ class TestTunnels:
     async def test_no_socket_outside_the_users_folders_is_reached(
         self, sandbox: Sandbox, folder: str
     ) -> None:
-        async with serving(sandbox, "AF_UNIX", "/var/tmp/socket", "echo"):  # noqa: S108
-            await sandbox.exec(["ln", "-s", "/var/tmp/socket", "link"], cwd=folder)  # noqa: S108
+        async with serving(sandbox, "AF_UNIX", "/var/tmp/socket", "echo"):
+            await sandbox.exec(["ln", "-s", "/var/tmp/socket", "link"], cwd=folder)
 
-            for path in ("/var/tmp/socket", f"{folder}/link"):  # noqa: S108
+            for path in ("/var/tmp/socket", f"{folder}/link"):
                 with pytest.raises(PathRefused):
                     await sandbox.tunnel(unix=path)
