@@ -112,6 +112,9 @@ async def _handle(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: 
         return  # The host left; what it had started goes on.
     except OSError as error:
         await _refuse(exchange, paths.refusal(error))
+    except Exception as error:
+        # A fault of ours. Told, not lost: the connection's end alone would look like the machine's.
+        await _refuse(exchange, Refusal(500, "guest_fault", f"{type(error).__name__}: {error}"))
 
 
 async def _dispatch(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: Exchange) -> None:

@@ -48,6 +48,7 @@ _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
     ),
     "port_closed": (errors.PortClosed, "Start a server there, or wait until it listens."),
     "kill_failed": (errors.GuestMisbehaved, "Destroy the sandbox."),
+    "guest_fault": (errors.GuestMisbehaved, "Destroy the sandbox, and please report this."),
 }
 
 W = TypeVar("W", bound=wire.Wire)

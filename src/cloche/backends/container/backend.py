@@ -122,14 +122,7 @@ class Backend:
     async def _create(
         self, spec: SandboxSpec, image: Image, runtime: str, *, durable: bool
     ) -> Machine:
-        entry = Record(
-            id=record.new_id(self._machines),
-            spec=spec,
-            owner=self._own(),
-            durable=durable,
-            layers=tuple(map(str, image.layers)),
-        )
-        folder = Folder.make(self._machines, entry)
+        folder, entry = self._claim(spec, image, durable=durable)
         try:
             entry = await self._start(folder, entry, image, runtime)
             return Machine(folder, entry)
@@ -141,6 +134,21 @@ class Backend:
             if isinstance(error, _RuntimeFailed):
                 raise _not_started(f"{Path(runtime).name} said: {said}") from None
             raise
+
+    def _claim(self, spec: SandboxSpec, image: Image, *, durable: bool) -> tuple[Folder, Record]:
+        """Take an id, and with it a range of user ids, that no other machine here has."""
+        while True:
+            entry = Record(
+                id=record.new_id(self._machines),
+                spec=spec,
+                owner=self._own(),
+                durable=durable,
+                layers=tuple(map(str, image.layers)),
+            )
+            folder = Folder.make(self._machines, entry)
+            if not record.is_contested(self._machines, entry.id):
+                return folder, entry
+            folder.remove()
 
     async def _start(self, folder: Folder, entry: Record, image: Image, runtime: str) -> Record:
         await asyncio.to_thread(make_disk, folder.disk, entry.spec.disk_mib)

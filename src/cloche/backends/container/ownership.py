@@ -28,17 +28,24 @@ class Owner:
 
 def is_alive(folder: Path, name: str) -> bool:
     """Return whether the process that took `name` still lives; forget it when it does not."""
+    if is_locked(folder / name):
+        return True
+    (folder / name).unlink(missing_ok=True)
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a living process holds the lock at `path`."""
     try:
-        lock = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(lock)
-    (folder / name).unlink(missing_ok=True)
+        os.close(descriptor)
     return False
 
 

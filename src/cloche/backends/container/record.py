@@ -12,6 +12,7 @@ import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from cloche.backends.container import ownership
 from cloche.core.spec import SandboxSpec
 
 _SLOT_DIGITS = 3
@@ -81,17 +82,7 @@ class Folder:
         return descriptor
 
     def is_starting(self) -> bool:
-        try:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return ownership.is_locked(self._lock)
 
     def open(self) -> int:
         return os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -127,6 +118,14 @@ def new_id(machines: Path) -> str:
         machine_id = secrets.token_hex(6)
         if machine_id[:_SLOT_DIGITS] not in taken:
             return machine_id
+
+
+def is_contested(machines: Path, machine_id: str) -> bool:
+    """Tell whether another process chose the same range at the same moment."""
+    slot = machine_id[:_SLOT_DIGITS]
+    return any(
+        path.name[:_SLOT_DIGITS] == slot and path.name != machine_id for path in folders(machines)
+    )
 
 
 def first_id(machine_id: str) -> int:
