@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,6 +26,7 @@ from cloche.core.queue import Filter
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOG_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 256 * 1024
 _POLL_S: Final = 0.2
 _PING_S: Final = 15.0
 _EMPTY_ZIP: Final = b"PK\x05\x06" + bytes(18)
@@ -88,7 +90,8 @@ async def retry(job_id: str, caller: Member, services: Use) -> dict[str, object]
 async def delete(job_id: str, caller: Member, services: Use) -> None:
     """Forget a job that is over, with its history and artifacts."""
     await services.queue.delete(job_id, tenant=scope(caller))
-    services.artifacts_of(job_id).unlink(missing_ok=True)
+    folder = services.artifacts_of(job_id).parent
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     await services.access.audit(caller, "job.delete", job_id)
 
 
@@ -180,16 +183,28 @@ async def artifact(job_id: str, path: str, caller: Reader, services: Use) -> Res
     await services.queue.get(job_id, tenant=scope(caller))
     archive = services.artifacts_of(job_id)
     try:
-        data = await asyncio.to_thread(_read, archive, path)
+        pieces = await asyncio.to_thread(_open, archive, path)
     except (FileNotFoundError, KeyError):
         raise NoSuchFile(
             "The job left no such file.", remedy=f"List them at /v1/jobs/{job_id}/artifacts."
         ) from None
     # Never shown as a page of ours: its content is anyone's.
     headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-    return Response(data, headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
 
-def _read(archive: Path, path: str) -> bytes:
-    with zipfile.ZipFile(archive) as zipped:
-        return zipped.read(path)
+def _open(archive: Path, path: str) -> Iterator[bytes]:
+    """Open one file of the zip; return what yields it piece by piece."""
+    zipped = zipfile.ZipFile(archive)
+    try:
+        member = zipped.open(path)
+    except BaseException:
+        zipped.close()
+        raise
+
+    def pieces() -> Iterator[bytes]:
+        with zipped, member:
+            while data := member.read(_PIECE_BYTES):
+                yield data
+
+    return pieces()

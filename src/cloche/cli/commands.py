@@ -124,7 +124,7 @@ def serve(
     """Run the server: the API and a worker, in one process."""
     from cloche.cli import server, show
 
-    show.run(server.serve(host, port, data.absolute() if data else None))
+    show.run(server.serve(host, port, data.absolute() if data else None), serving=True)
 
 
 @app.command()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.errors import ClocheError, CommandTimeout, UserError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -31,8 +34,11 @@ def show_error(error: ClocheError) -> int:
     return EXIT_USER if isinstance(error, UserError) else EXIT_CLOCHE
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; a signal that ends it ends it in order, with nothing left."""
+def run(main: Coroutine[Any, Any, T], *, serving: bool = False) -> T:
+    """Run a command's coroutine; a signal that ends it ends it in order, with nothing left.
+
+    A server runs on uvloop, whose start-up time a single command would not win back.
+    """
     import asyncio
     import signal
 
@@ -52,9 +58,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return await task
 
     try:
-        return asyncio.run(body())
+        with asyncio.Runner(loop_factory=_fast_loop if serving else None) as runner:
+            return runner.run(body())
     except asyncio.CancelledError:
         sys.exit(128 + received[0])
+
+
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 def print_json(value: object) -> None:

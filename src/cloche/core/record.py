@@ -42,6 +42,8 @@ class Event:
     data: bytes = b""
     log_offset: int | None = None
     """Where `data` begins in the job's log."""
+    size: int = 0
+    """How long `data` is, also where it was not asked for."""
 
 
 class Record(Protocol):
@@ -58,8 +60,10 @@ class Record(Protocol):
         """
         ...
 
-    async def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> Sequence[Event]:
-        """Return events after number `after`, oldest first."""
+    async def events(
+        self, job_id: str, *, after: int = 0, limit: int = 500, data: bool = True
+    ) -> Sequence[Event]:
+        """Return events after number `after`, oldest first; without their bytes if need be."""
         ...
 
     async def log(self, job_id: str, *, offset: int, limit: int) -> bytes:

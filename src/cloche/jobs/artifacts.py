@@ -48,7 +48,7 @@ async def collect(sandbox: Sandbox, patterns: Sequence[str], target: Path) -> Co
                 if files >= MAX_FILES or total + entry.size > MAX_BYTES:
                     truncated = True
                     continue
-                written = await _add(sandbox, archive, entry, MAX_BYTES - total)
+                written = await _add(sandbox, archive, entry)
                 files, total = files + (written is not None), total + (written or 0)
         draft.rename(target)
     finally:
@@ -86,10 +86,11 @@ async def _describe(sandbox: Sandbox, name: str) -> FileEntry | None:
     return None
 
 
-async def _add(
-    sandbox: Sandbox, archive: zipfile.ZipFile, entry: FileEntry, room: int
-) -> int | None:
-    """Stream one file into the zip; return how much it took, or None when it is gone."""
+async def _add(sandbox: Sandbox, archive: zipfile.ZipFile, entry: FileEntry) -> int | None:
+    """Stream one file into the zip; return how much it took, or None when it is gone.
+
+    No more than it was when it was described: one that grows meanwhile is cut.
+    """
     path = PurePosixPath(entry.path).relative_to(_WORKSPACE)
     member = zipfile.ZipInfo(str(path), _EPOCH)
     member.compress_type = zipfile.ZIP_DEFLATED
@@ -102,7 +103,7 @@ async def _add(
         except (NoSuchFile, PathRefused):
             return None
         with archive.open(member, "w", force_zip64=entry.size >= 1 << 31) as sink:
-            while data and written + len(data) <= room:
+            while data := data[: entry.size - written]:
                 await asyncio.to_thread(sink.write, data)
                 written += len(data)
                 data = await anext(stream, b"")

@@ -39,11 +39,15 @@ class Progress:
     """The process of that step, if it was written down."""
     offsets: Offsets = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
     machine: str = ""
+    touched: bool = False
+    """Whether a step was begun on that machine."""
+    runs: int = 0
+    """On how many machines a step was begun."""
     began: float | None = None
 
     def begin_on(self, machine: str) -> None:
         """Start over: another machine knows nothing of what the last one did."""
-        self.step, self.process, self.machine = 0, "", machine
+        self.step, self.process, self.machine, self.touched = 0, "", machine, False
         self.offsets = {"stdout": 0, "stderr": 0}
 
     def take(self, event: Event) -> None:
@@ -51,12 +55,14 @@ class Progress:
             case "machine" if event.body["machine"] != self.machine:
                 self.begin_on(event.body["machine"])
             case "step":
+                self.runs += not self.touched
+                self.touched = True
                 self.step, self.process = event.body["step"], event.body.get("process", "")
                 self.offsets = {"stdout": 0, "stderr": 0}
             case "output":
                 stream = event.body["stream"]
                 if event.body.get("offset") is not None:
-                    self.offsets[stream] = event.body["offset"] + len(event.data)
+                    self.offsets[stream] = event.body["offset"] + event.size
             case "step_ended":
                 self.step, self.process = event.body["step"] + 1, ""
             case _:
@@ -66,7 +72,7 @@ class Progress:
 async def read_progress(record: Record, job_id: str) -> Progress:
     progress = Progress()
     after = 0
-    while batch := await record.events(job_id, after=after):
+    while batch := await record.events(job_id, after=after, data=False):
         for event in batch:
             progress.take(event)
             if event.kind == "started" and progress.began is None:

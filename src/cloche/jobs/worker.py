@@ -111,6 +111,11 @@ class Worker:
                 except StoreUnavailable as error:
                     logger.warning("%s Trying again.", error)
                     await asyncio.sleep(_RETRY_S)
+                except Exception:
+                    # A worker that dies of a fault of ours would leave a server that takes jobs
+                    # and runs none.
+                    logger.exception("the queue cannot be worked on; trying again")
+                    await asyncio.sleep(_RETRY_S)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._awake.wait()
@@ -179,7 +184,8 @@ class Worker:
             failed = Outcome(
                 state=State.FAILED, reason=Reason.NOT_STARTED, error="Cloche failed; see its log."
             )
-            await self._queue.finish(self.name, job.id, failed)
+            with contextlib.suppress(LeaseLost, StoreUnavailable):
+                await self._queue.finish(self.name, job.id, failed)
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
@@ -204,7 +210,10 @@ class Worker:
             try:
                 sandbox = await self._machines.adopt(job.machine)
             except NoSuchMachine as error:
-                if job.attempt > job.request.retries + 1 or job.cancel_requested:
+                # A machine on which no step was begun is no loss.
+                if (progress.touched and progress.runs > job.request.retries) or (
+                    job.cancel_requested
+                ):
                     outcome = _CANCELLED if job.cancel_requested else _lost(error)
                     await self._queue.finish(self.name, job.id, outcome)
                     return None
@@ -229,7 +238,12 @@ class Worker:
             )
             await self._queue.finish(self.name, job.id, failed)
             return None
-        await self._note_machine(job, sandbox, progress, adopted=False)
+        try:
+            await self._note_machine(job, sandbox, progress, adopted=False)
+        except BaseException:
+            # Nobody else may know of it, and nothing ran on it.
+            await _see_to_its_end(sandbox.close())
+            raise
         return sandbox
 
     async def _note_machine(
@@ -242,7 +256,8 @@ class Worker:
             progress.begin_on(sandbox.id)
 
     async def _lost(self, job: Job, error: ClocheError) -> None:
-        if job.attempt <= job.request.retries:
+        progress = await read_progress(self._record, job.id)
+        if progress.runs <= job.request.retries:
             body = {"why": error.message}
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
             await self._queue.place(self.name, job.id, machine="", rung=Rung.CONTAINER)

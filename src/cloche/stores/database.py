@@ -70,7 +70,9 @@ def _engine(address: str) -> AsyncEngine:
             "The database's address is neither sqlite:///PATH nor postgresql://….",
             remedy="Correct CLOCHE_DATABASE, or unset it for SQLite in the data folder.",
         )
-    engine = create_async_engine(url.set(drivername=driver), pool_pre_ping=True)
+    # A server may be restarted behind our back; a file may not.
+    pre_ping = url.get_backend_name() == "postgresql"
+    engine = create_async_engine(url.set(drivername=driver), pool_pre_ping=pre_ping)
     if engine.dialect.name == "sqlite":
         if url.database:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)

@@ -40,9 +40,12 @@ class Record:
                 )
             return await add_entries(connection, job_id, entries)
 
-    async def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> Sequence[Event]:
+    async def events(
+        self, job_id: str, *, after: int = 0, limit: int = 500, data: bool = True
+    ) -> Sequence[Event]:
+        columns = [column for column in events.c if data or column is not events.c.data]
         query = (
-            sa.select(events)
+            sa.select(*columns)
             .where(events.c.job_id == job_id, events.c.seq > after)
             .order_by(events.c.seq)
             .limit(limit)
@@ -125,6 +128,7 @@ def _event(row: sa.Row[Any]) -> Event:
         at=row.at,
         kind=row.kind,
         body=row.body,
-        data=row.data or b"",
+        data=getattr(row, "data", None) or b"",
         log_offset=row.log_from,
+        size=0 if row.log_to is None else row.log_to - row.log_from,
     )
