@@ -168,8 +168,6 @@ class Request(Value):
     """How often the job is run again when its machine is lost."""
     labels: Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max_length=64)] = {}
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    keep_alive_s: Annotated[float, Field(ge=0, le=24 * 3600, allow_inf_nan=False)] = 0
-    """How long the machine stays up after the end, to look around in."""
     artifacts: Annotated[list[Text], Field(min_length=1, max_length=100)] = ["**"]
     """Globs below /workspace: what is kept."""
 
