@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import platform
 import socket
@@ -30,8 +29,6 @@ from cloche.stores.access import Access
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
-
-logger = logging.getLogger(__name__)
 
 KEY_FILE = "api-key"
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound

@@ -44,8 +44,6 @@ class Reason(enum.StrEnum):
     EXIT_CODE = "exit_code"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
-    LIMIT = "limit"
-    STUCK = "stuck"
     BAD_STEP = "bad_step"
     NOT_STARTED = "not_started"
     LOST_MACHINE = "lost_machine"

@@ -25,7 +25,6 @@ COLUMNS = 2000
 """Characters of a line found; some files are one line."""
 LINE_BYTES = 1024 * 1024
 """What ripgrep may say of one line found; a longer one is left out, and that is told."""
-NAME_MAX = 255
 
 _KINDS = {
     modes.S_IFREG: "file",

@@ -36,10 +36,6 @@ class Settings:
     timeout_s: float
 
 
-def is_process(step: Step) -> bool:
-    return isinstance(step, ShellStep | CodeStep)
-
-
 async def start(
     sandbox: Sandbox, step: ShellStep | CodeStep, settings: Settings, process_id: str
 ) -> Process:
