@@ -18,6 +18,8 @@ import httpx
 import pytest
 from leftovers import leftovers
 
+from postgres import postgres
+
 KEY = "a-key-for-the-tests"
 CLOCHE = [sys.executable, "-c", "from cloche.cli import main; main()"]
 
@@ -448,3 +450,21 @@ def test_killing_the_server_at_any_moment_loses_nothing(
     finally:
         server.stop()
     assert leftovers(folder) == []
+
+
+def test_a_server_on_postgresql_survives_a_kill_as_well(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "images").symlink_to(data / "images")
+    with postgres() as address:
+        server = Server(tmp_path, CLOCHE_DATABASE=address)
+        try:
+            code = "for n in 1 2 3 4 5; do echo $n; sleep 0.3; done"
+            job_id = server.submit(kind="shell", code=code)
+            while not server.log(job_id):
+                time.sleep(0.02)
+            server.stop(signal.SIGKILL)
+            server.start()
+            status = server.end_of(job_id)
+            assert (status["state"], status["stdout"]) == ("succeeded", "1\n2\n3\n4\n5\n")
+        finally:
+            server.stop()
+    assert leftovers(tmp_path) == []
