@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,18 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from figures import summary
 
 from cloche import settings
 
 KEY = "a-key-for-the-benchmark"
 PARALLEL = 4
 CODE = "print(6*7)"
-
-
-def summary(samples_ms: list[float]) -> dict[str, float]:
-    ordered = sorted(samples_ms)
-    p99 = ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
-    return {"p50": round(statistics.median(ordered), 2), "p99": round(p99, 2)}
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from figures import Figures, summary
 from peers import dockerd, peer_commands
 
 from cloche.app import Host
@@ -31,14 +32,6 @@ from cloche.sandbox.sandbox import Sandbox
 SMALL = SandboxSpec(memory_mib=512, disk_mib=1024)
 IDLE_MACHINES = 200
 OUTPUT_BYTES = 100 * 1024 * 1024
-
-Figures = dict[str, float]
-
-
-def summary(samples_ms: list[float]) -> Figures:
-    ordered = sorted(samples_ms)
-    p99 = ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
-    return {"p50": round(statistics.median(ordered), 2), "p99": round(p99, 2)}
 
 
 async def sample(count: int, once: Callable[[], Awaitable[float]]) -> Figures:

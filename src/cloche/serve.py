@@ -30,7 +30,6 @@ from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
 
-KEY_FILE = "api-key"
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
 
@@ -175,7 +174,7 @@ def _name(data: Path) -> str:
 
 async def _first_key(access: Access, settings: Settings) -> Path | None:
     """Make a first admin key, where only this user can read it; the command line finds it."""
-    path = settings.data / KEY_FILE
+    path = settings.key_file
     if settings.auth == "off" or settings.api_key:
         return None
     if not await access.keys():

@@ -59,6 +59,11 @@ class Settings(BaseSettings):
         Field(description="An apt sources file to build the machine image from."),
     ] = None
 
+    @property
+    def key_file(self) -> Path:
+        """Where a server leaves its first key, for the command line to find."""
+        return self.data / "api-key"
+
 
 def load() -> Settings:
     """Read the settings from the environment.

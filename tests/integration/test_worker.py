@@ -12,9 +12,11 @@ import pytest
 
 from cloche.app import Host, Machines
 from cloche.core.job import Job, Reason, Request, State
+from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
+from cloche.sandbox.sandbox import Sandbox
 from cloche.settings import Settings
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
@@ -32,14 +34,16 @@ class Bench:
         self._count = 0
 
     @contextlib.asynccontextmanager
-    async def worker(self, slots: int = 4) -> AsyncIterator[Worker]:
+    async def worker(
+        self, slots: int = 4, machines: type[Machines] = Machines
+    ) -> AsyncIterator[Worker]:
         pool = Pool(self.host.backend, SandboxSpec(), self.host.image("base"), size=1)
         pool.start()
         self._count += 1
         worker = Worker(
             self.queue,
             self.record,
-            Machines(self.host, pool),
+            machines(self.host, pool),
             name=f"worker-{self._count}",
             slots=slots,
             per_tenant=slots,
@@ -237,3 +241,27 @@ async def test_many_jobs_at_once_all_end(bench: Bench) -> None:
 
     assert {job.state for job in ended} == {State.SUCCEEDED}
     assert [await bench.log(job_id) for job_id in ids] == [f"{n}\n".encode() for n in range(12)]
+
+
+class FaultyAtFirst(Machines):
+    """Fails the first claim as only a mistake of ours would."""
+
+    failed = False
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
+        sandbox = await super().claim(spec, min_rung)
+        if not self.failed:
+            self.failed = True
+            await sandbox.close()
+            raise RuntimeError("a mistake of ours")
+        return sandbox
+
+
+async def test_a_fault_of_ours_fails_its_job_and_no_other(bench: Bench) -> None:
+    async with bench.worker(slots=1, machines=FaultyAtFirst):
+        first = await bench.end_of(await bench.submit(kind="shell", code="true"))
+        second = await bench.end_of(await bench.submit(kind="shell", code="true"))
+
+    assert (first.state, first.reason) == (State.FAILED, Reason.FAULT)
+    assert "log" in first.error
+    assert second.state is State.SUCCEEDED

@@ -25,7 +25,7 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
     errors.JobNotOver: HTTPStatus.CONFLICT,
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
-    errors.ReplyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UserError: HTTPStatus.BAD_REQUEST,
     errors.LimitReached: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TransientError: HTTPStatus.SERVICE_UNAVAILABLE,

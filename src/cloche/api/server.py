@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cloche import __version__
 from cloche.api import classic, health, jobs, keys, problems
 from cloche.api.services import Services
-from cloche.core.errors import ReplyTooLarge
+from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
 
 BODY_BYTES: Final = 16 * 1024 * 1024
@@ -75,7 +75,7 @@ class BoundedBody:
                 raise _TooLarge
             await self._app(scope, bounded, send)
         except _TooLarge:
-            error = ReplyTooLarge(
+            error = RequestTooLarge(
                 f"The request's body is larger than {self._limit} bytes.",
                 remedy="Send large files on their own, not inside a job.",
             )

@@ -17,9 +17,7 @@ from cloche.cli.show import print_json
 from cloche.core.errors import BadRequest, NotAuthenticated, ServerUnreachable, UserError
 from cloche.core.job import State
 
-KEY_FILE: Final = "api-key"
 EXIT_FAILED: Final = 1
-_LOG_BYTES: Final = 1 << 20
 _COLOURS: Final = {
     State.QUEUED: "yellow",
     State.RUNNING: "cyan",
@@ -98,10 +96,10 @@ def _key(chosen: settings.Settings) -> str:
     if chosen.api_key:
         return chosen.api_key
     try:
-        return (chosen.data / KEY_FILE).read_text().strip()
+        return chosen.key_file.read_text().strip()
     except OSError:
         raise NotAuthenticated(
-            f"There is no API key: {chosen.data / KEY_FILE} cannot be read.",
+            f"There is no API key: {chosen.key_file} cannot be read.",
             remedy="Set CLOCHE_API_KEY, or run this as the user who runs the server.",
         ) from None
 

@@ -3,6 +3,7 @@
     ClocheError
     ├── UserError              fix the request
     │   ├── BadRequest
+    │   ├── RequestTooLarge
     │   ├── UnknownLanguage
     │   ├── CommandNotStarted
     │   ├── NoSuchFile
@@ -88,6 +89,12 @@ class BadRequest(UserError):
     """A value is malformed or out of range."""
 
     code = "bad_request"
+
+
+class RequestTooLarge(UserError):
+    """More was sent than the call takes."""
+
+    code = "request_too_large"
 
 
 class UnknownLanguage(UserError):

@@ -48,6 +48,8 @@ class Reason(enum.StrEnum):
     NOT_STARTED = "not_started"
     LOST_MACHINE = "lost_machine"
     CANCELLED = "cancelled"
+    FAULT = "fault"
+    """Cloche's own."""
 
 
 def _no_nul(text: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
     LeaseLost,
+    NoSuchJob,
     NoSuchMachine,
     SandboxLost,
     StoreUnavailable,
@@ -39,6 +40,9 @@ LEASE: Final = timedelta(seconds=30)
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
+_FAULT = Outcome(
+    state=State.FAILED, reason=Reason.FAULT, error="Cloche itself failed; its log tells how."
+)
 
 
 def renew_every(lease: timedelta) -> timedelta:
@@ -105,23 +109,29 @@ class Worker:
         try:
             while True:
                 self._awake.clear()
-                try:
-                    await self._take()
-                    await self._stop_cancelled()
-                except StoreUnavailable as error:
-                    logger.warning("%s Trying again.", error)
-                    await asyncio.sleep(_RETRY_S)
-                except Exception:
-                    # A worker that dies of a fault of ours would leave a server that takes jobs
-                    # and runs none.
-                    logger.exception("the queue cannot be worked on; trying again")
-                    await asyncio.sleep(_RETRY_S)
+                await self._attempt(self._look)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._awake.wait()
         finally:
             renewing.cancel()
             await self._let_go()
+
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do some work. What goes wrong is told and outlived: a server that takes jobs in and
+        runs none is worse."""
+        try:
+            await work()
+        except StoreUnavailable as error:
+            logger.warning("%s Trying again.", error)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("a fault of ours; trying again")
+            await asyncio.sleep(_RETRY_S)
+
+    async def _look(self) -> None:
+        await self._take()
+        await self._stop_cancelled()
 
     async def _take(self) -> None:
         free = self._slots - len(self._running)
@@ -147,19 +157,19 @@ class Worker:
                 self._running[job_id].cancel()
 
     async def _renew(self) -> None:
-        """Hold on to our jobs, let go of lost ones, and take back those of dead workers."""
         while True:
             await asyncio.sleep(renew_every(self._lease).total_seconds())
-            try:
-                held = list(self._running)
-                kept = await self._queue.renew(self.name, held, lease=self._lease)
-                for job_id in set(held) - kept:
-                    if job_id in self._running:
-                        self._running[job_id].cancel()
-                if await self._queue.reap():
-                    self.wake()
-            except StoreUnavailable as error:
-                logger.warning("%s Leases are not renewed.", error)
+            await self._attempt(self._hold_on)
+
+    async def _hold_on(self) -> None:
+        """Hold on to our jobs, let go of lost ones, and take back those of dead workers."""
+        held = list(self._running)
+        kept = await self._queue.renew(self.name, held, lease=self._lease)
+        for job_id in set(held) - kept:
+            if job_id in self._running:
+                self._running[job_id].cancel()
+        if await self._queue.reap():
+            self.wake()
 
     async def _let_go(self) -> None:
         tasks = list(self._running.values())
@@ -172,7 +182,7 @@ class Worker:
             await self._see_through(job)
         except asyncio.CancelledError:
             if job.id in self._cancelled:
-                await _see_to_its_end(self._end_cancelled(job))
+                await _see_to_its_end(self._end(job, _CANCELLED))
             else:  # We are stopping: the next worker goes on with the same machine.
                 await _see_to_its_end(self._queue.release(self.name, job.id))
         except LeaseLost:
@@ -181,11 +191,7 @@ class Worker:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
-            failed = Outcome(
-                state=State.FAILED, reason=Reason.NOT_STARTED, error="Cloche failed; see its log."
-            )
-            with contextlib.suppress(LeaseLost, StoreUnavailable):
-                await self._queue.finish(self.name, job.id, failed)
+            await _see_to_its_end(self._end(job, _FAULT))
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
@@ -260,19 +266,22 @@ class Worker:
         if progress.runs <= job.request.retries:
             body = {"why": error.message}
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
-            await self._queue.place(self.name, job.id, machine="", rung=Rung.CONTAINER)
             await self._queue.release(self.name, job.id)
         else:
             await self._queue.finish(self.name, job.id, _lost(error))
 
-    async def _end_cancelled(self, job: Job) -> None:
+    async def _end(self, job: Job, outcome: Outcome) -> None:
         """Kill what runs, prove it by destroying the machine, and say so."""
-        current = await self._queue.get(job.id)
-        if current.machine:
-            with contextlib.suppress(NoSuchMachine):
-                await (await self._machines.adopt(current.machine)).close()
-        with contextlib.suppress(LeaseLost):
-            await self._queue.finish(self.name, job.id, _CANCELLED)
+        try:
+            current = await self._queue.get(job.id)
+            if current.machine:
+                with contextlib.suppress(NoSuchMachine):
+                    await (await self._machines.adopt(current.machine)).close()
+            await self._queue.finish(self.name, job.id, outcome)
+        except (LeaseLost, NoSuchJob):
+            return  # It is over, or another's.
+        except StoreUnavailable as error:
+            logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
         target = self.artifacts_of(job.id)

@@ -6,16 +6,15 @@ of a machine whose start was cut short.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from cloche.backends.container.patience import until
 from cloche.core.machine import Usage
 
 PARENT = "cloche"
+_FREEZE_S = 5.0
 
 
 @cache
@@ -81,12 +80,12 @@ class Cgroups:
             folder = self._folders["freezer"]
             word = "FROZEN" if frozen else "THAWED"
             (folder / "freezer.state").write_text(word)
-            await _until(lambda: (folder / "freezer.state").read_text().strip() == word)
+            await until(lambda: (folder / "freezer.state").read_text().strip() == word, _FREEZE_S)
         else:
             folder = self._folders[""]
             (folder / "cgroup.freeze").write_text("1" if frozen else "0")
             line = f"frozen {int(frozen)}"
-            await _until(lambda: line in (folder / "cgroup.events").read_text())
+            await until(lambda: line in (folder / "cgroup.events").read_text(), _FREEZE_S)
 
     def frozen(self) -> bool:
         if "freezer" in self._folders:
@@ -132,7 +131,7 @@ class Cgroups:
             TimeoutError: one is still in use.
         """
         for folder in set(self._folders.values()):
-            await _until(lambda folder=folder: _removed(folder), timeout_s)  # type: ignore[misc]
+            await until(lambda folder=folder: _removed(folder), timeout_s)  # type: ignore[misc]
 
 
 def _removed(folder: Path) -> bool:
@@ -154,13 +153,3 @@ def _number(path: Path) -> int:
 def _table(path: Path) -> dict[str, int]:
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows}
-
-
-async def _until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.0005
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.05)

@@ -7,12 +7,12 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from cloche.backends.container.cgroups import Cgroups
+from cloche.backends.container.patience import until
 from cloche.backends.container.record import Folder, Record, channel_path, start_time
 from cloche.core.errors import MachineNotDestroyed, SandboxLost
 from cloche.core.machine import ByteStream, Usage
@@ -203,13 +203,10 @@ def _is_running(record: Record) -> bool:
 async def _prove(
     what: str, record: Record, condition: Callable[[], bool], timeout_s: float
 ) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.0005
-    while not condition():
-        if time.monotonic() > deadline:
-            raise _not_destroyed(record, what)
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.05)
+    try:
+        await until(condition, timeout_s)
+    except TimeoutError:
+        raise _not_destroyed(record, what) from None
 
 
 def _not_destroyed(record: Record, what: str) -> MachineNotDestroyed:
