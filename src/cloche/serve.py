@@ -22,6 +22,7 @@ from cloche.app import Host, Machines
 from cloche.core.access import Role
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.spec import SandboxSpec
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
@@ -29,6 +30,7 @@ from cloche.stores.access import Access
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
+from cloche.stores.standings import Standings
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -94,22 +96,32 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
         pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
         try:
             queue, record, access = Queue(database), Record(database), Access(database)
+            name, machines, standings = (
+                _name(settings.data),
+                Machines(here, pool),
+                Standings(database),
+            )
+            sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
                 record,
-                Machines(here, pool),
-                name=_name(settings.data),
+                machines,
+                sandboxes,
+                name=name,
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
                 folder=settings.data / "jobs",
             )
             await queue.reclaim(worker.name)
-            await here.backend.sweep(keep=sorted(await queue.machines()))
+            standing = {standing.id for standing in await standings.standing(name)}
+            await here.backend.sweep(keep=sorted(await queue.machines() | standing))
             pool.start()
             services = Services(
                 queue=queue,
                 record=record,
                 access=access,
+                sandboxes=sandboxes,
+                standings=standings,
                 artifacts_of=worker.artifacts_of,
                 wake=worker.wake,
                 rung=here.backend.rung,
@@ -117,12 +129,16 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 authenticate=settings.auth == "on",
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
-            working = asyncio.create_task(worker.run(), name="worker")
+            working = [
+                asyncio.create_task(worker.run(), name="worker"),
+                asyncio.create_task(sandboxes.run(), name="sandboxes"),
+            ]
             try:
                 yield services, await _first_key(access, settings)
             finally:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                for task in working:
+                    task.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
         finally:
             await pool.close()
             await database.close()

@@ -20,10 +20,14 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
     errors.NotAllowed: HTTPStatus.FORBIDDEN,
     errors.NoSuchJob: HTTPStatus.NOT_FOUND,
+    errors.NoSuchSandbox: HTTPStatus.NOT_FOUND,
+    errors.NoSuchProcess: HTTPStatus.NOT_FOUND,
     errors.NoSuchKey: HTTPStatus.NOT_FOUND,
     errors.NoSuchFile: HTTPStatus.NOT_FOUND,
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
     errors.JobNotOver: HTTPStatus.CONFLICT,
+    errors.MachinePaused: HTTPStatus.CONFLICT,
+    errors.SandboxElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UserError: HTTPStatus.BAD_REQUEST,
@@ -53,12 +57,20 @@ def install(app: FastAPI) -> None:
 
 
 def problem(error: errors.ClocheError) -> JSONResponse:
-    status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-    return _answer(status, error.code, error.message, error.remedy)
+    return _answer(_status(error), error.code, error.message, error.remedy)
 
 
-def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
-    body = {
+def describe(error: errors.ClocheError) -> dict[str, Any]:
+    """Put an error into a problem's words, for a stream that has begun."""
+    return _body(_status(error), error.code, error.message, error.remedy)
+
+
+def _status(error: errors.ClocheError) -> HTTPStatus:
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def _body(status: HTTPStatus, code: str, detail: str, remedy: str) -> dict[str, Any]:
+    return {
         "type": f"urn:cloche:problem:{code}",
         "title": status.phrase,
         "status": status.value,
@@ -66,6 +78,10 @@ def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResp
         "code": code,
         "remedy": remedy,
     }
+
+
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
+    body = _body(status, code, detail, remedy)
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

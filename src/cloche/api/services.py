@@ -12,6 +12,8 @@ from fastapi import Depends, Request
 from cloche.core.access import Access
 from cloche.core.queue import Queue
 from cloche.core.record import Record
+from cloche.core.standing import Standings
+from cloche.jobs.sandboxes import Sandboxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class Services:
     queue: Queue
     record: Record
     access: Access
+    standings: Standings
+    sandboxes: Sandboxes
     artifacts_of: Callable[[str], Path]
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
