@@ -20,6 +20,7 @@ MAX_CODE = 1_000_000
 MAX_TASK = 100_000
 MAX_STEPS = 1000
 MAX_SECONDS = 7 * 24 * 3600
+MAX_PATH = 4096
 ROOTS = ("/workspace", "/home/user", "/tmp")  # noqa: S108 - places in a machine
 
 
@@ -64,12 +65,14 @@ def _whole_path(path: str) -> str:
         raise ValueError("leads upwards with `..`")
     if not any(pure.is_relative_to(root) for root in ROOTS):
         raise ValueError(f"lies outside {', '.join(ROOTS)}")
+    if len(str(pure)) > MAX_PATH:
+        raise ValueError(f"is longer than {MAX_PATH} characters, with the folder it begins in")
     return str(pure)
 
 
 Text = Annotated[str, AfterValidator(_no_nul)]
 Code = Annotated[Text, Field(min_length=1, max_length=MAX_CODE)]
-Path = Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(_whole_path)]
+Path = Annotated[Text, Field(min_length=1, max_length=MAX_PATH), AfterValidator(_whole_path)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.\-/]+$")]
 Variable = Annotated[Text, Field(min_length=1, max_length=256, pattern=r"^[^=]+$")]
@@ -148,7 +151,7 @@ class Limits(Value):
 
     vcpus: Annotated[int, Field(ge=1, le=256)] = 2
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 2048
-    disk_mib: Annotated[int, Field(ge=64, le=16 << 20)] = 8192
+    disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = 8192
     pids: Annotated[int, Field(ge=32, le=32768)] = 1024
     wall_s: Seconds = 3600
 

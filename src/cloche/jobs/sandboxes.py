@@ -63,7 +63,8 @@ class Sandboxes:
         """Make a sandbox; when this returns, it stands until its time is up.
 
         Raises:
-            BackendUnavailable, MachineNotStarted, ImageMissing: there is no machine to be had.
+            RungUnavailable, ImageMissing, BackendUnavailable, MachineNotStarted:
+                there is no machine to be had.
         """
         sandbox = await self._machines.claim(order.spec(), order.min_rung)
         now = datetime.now(UTC)
