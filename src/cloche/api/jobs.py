@@ -18,10 +18,11 @@ from cloche.api import submit
 from cloche.api.auth import Member, Reader, scope
 from cloche.api.classic import BODY
 from cloche.api.services import Services, Use
-from cloche.api.views import event_view, job_view
+from cloche.api.views import event_view
 from cloche.core.errors import BadRequest, NoSuchFile
 from cloche.core.job import State
 from cloche.core.queue import Filter
+from cloche.core.view import job_view
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
