@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from datetime import timedelta
@@ -30,7 +31,7 @@ from cloche.core.queue import Queue
 from cloche.core.record import Entry, Record
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
-from cloche.jobs import artifacts
+from cloche.jobs import artifacts, watchdog
 from cloche.jobs.runner import Progress, Runner, read_progress
 from cloche.sandbox.sandbox import Sandbox
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_NO_CEILINGS: Final = watchdog.Ceilings()
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
 _FAULT = Outcome(
     state=State.FAILED, reason=Reason.FAULT, error="Cloche itself failed; its log tells how."
@@ -86,6 +88,7 @@ class Worker:
         per_tenant: int,
         folder: Path,
         lease: timedelta = LEASE,
+        ceilings: watchdog.Ceilings = _NO_CEILINGS,
     ) -> None:
         self.name = name
         self._queue = queue
@@ -95,6 +98,7 @@ class Worker:
         self._per_tenant = per_tenant
         self._folder = folder
         self._lease = lease
+        self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._awake = asyncio.Event()
@@ -202,8 +206,14 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox)
             return
         try:
-            outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
-            await self._keep_artifacts(job, sandbox)
+            runner = Runner(self._record, self.name, job, sandbox, self._ceilings)
+            outcome = await runner.run(progress)
+            outcome = await watchdog.collect(
+                outcome,
+                self._keep_artifacts(job, sandbox),
+                job.request.limits,
+                progress.began or time.time(),
+            )
         except (SandboxLost, GuestMisbehaved) as error:
             await _see_to_its_end(sandbox.close())
             await self._lost(job, error)
@@ -256,10 +266,14 @@ class Worker:
         self, job: Job, sandbox: Sandbox, progress: Progress, *, adopted: bool
     ) -> None:
         await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
-        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted}
+        cpu_s = 0.0
+        if not adopted:
+            with contextlib.suppress(SandboxLost):  # The first step will tell.
+                cpu_s = (await sandbox.usage()).cpu_s
+        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted, "cpu_s": cpu_s}
         await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
         if progress.machine != sandbox.id:
-            progress.begin_on(sandbox.id)
+            progress.begin_on(sandbox.id, cpu_s)
 
     async def _lost(self, job: Job, error: ClocheError) -> None:
         progress = await read_progress(self._record, job.id)
