@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, problems
+from cloche.api import classic, health, jobs, keys, problems, webhooks
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
@@ -28,6 +28,7 @@ def create_app(services: Services) -> FastAPI:
     problems.install(app)
     for router in (classic.router, jobs.router, keys.router, health.router):
         app.include_router(router)
+    app.include_router(webhooks.router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES)
     _describe(app)
     return app

@@ -136,10 +136,12 @@ def _next_in_turn(
         deliveries.c.tenant,
         deliveries.c.receiver,
         deliveries.c.next_at,
+        sa.literal(0).label("turn"),
     )
     due = sa.select(*columns).where(_is_due(now)).subquery()
     spared = _shared_out(due, due.c.receiver, now, per_receiver)
-    # Only then by tenant: what waits for one receiver does not count against its others.
+    # Only then by tenant, a receiver of each in turn: what waits for one that does not answer
+    # neither counts against the tenant's others nor comes before them.
     turns = _shared_out(spared, spared.c.tenant, now, per_tenant)
     return (
         sa.select(turns.c.id)
@@ -161,7 +163,7 @@ def _shared_out(
         .subquery()
     )
     in_line = sa.func.row_number().over(
-        partition_by=by, order_by=(waiting.c.next_at, waiting.c.id)
+        partition_by=by, order_by=(waiting.c.turn, waiting.c.next_at, waiting.c.id)
     ) + sa.func.coalesce(busy.c.count, 0)
     ranked = (
         sa.select(
