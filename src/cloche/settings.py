@@ -93,7 +93,7 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = "CLOCHE_" + "_".join(map(str, first["loc"])).upper()
+        name = f"CLOCHE_{first['loc'][0]}".upper()
         raise BadSettings(
             f"{name}: {first['msg']}.",
             remedy=f"Correct {name}, or unset it for its default.",

@@ -22,9 +22,9 @@ from cloche.sandbox.sandbox import Sandbox
 
 GRACE_S: Final = 1.0
 """How much later than its own deadline a guest may report a command that it ended."""
-KILL_S: Final = 4.0
+KILL_S: Final = 3.0
 """How long it may take to kill a step and to read what it wrote last."""
-COLLECT_S: Final = 5.0
+COLLECT_S: Final = 4.0
 """How long after a job's time its artifacts may still be collected."""
 POLL_S: Final = 1.0
 

@@ -29,20 +29,21 @@ class Outbox:
         self, owner: str, *, lease: timedelta, limit: int, per_receiver: int, per_tenant: int
     ) -> Sequence[Delivery]:
         now = datetime.now(UTC)
-        # Asked every moment, and mostly in vain: a look does not keep other writers out.
+        # Chosen in a transaction that only looks: it is asked every moment and mostly in vain,
+        # and where much is waiting it takes a while; nobody else has to wait for it.
         async with self._database.read() as connection:
-            look = sa.select(deliveries.c.id).where(_is_due(now)).limit(1)
-            if (await connection.execute(look)).first() is None:
-                return []
-        in_turn = _next_in_turn(now, limit, per_receiver, per_tenant)
+            in_turn = _next_in_turn(now, limit, per_receiver, per_tenant)
+            wanted = (await connection.execute(in_turn)).scalars().all()
+        if not wanted:
+            return []
         async with self._database.write() as connection:
             # The lock is PostgreSQL's; SQLite has one writer at a time as it is.
-            ids = (
+            still = (
                 sa.select(deliveries.c.id)
-                .where(deliveries.c.id.in_(in_turn), _is_due(now))
+                .where(deliveries.c.id.in_(wanted), _is_due(now))
                 .with_for_update(skip_locked=True)
             )
-            chosen = (await connection.execute(ids)).scalars().all()
+            chosen = (await connection.execute(still)).scalars().all()
             mine = deliveries.c.id.in_(chosen)
             await connection.execute(
                 deliveries.update().where(mine).values(owner=owner, lease_until=now + lease)
@@ -129,7 +130,7 @@ def _is_due(now: datetime) -> sa.ColumnElement[bool]:
 
 def _next_in_turn(
     now: datetime, limit: int, per_receiver: int, per_tenant: int
-) -> sa.ScalarSelect[str]:
+) -> sa.Select[tuple[str]]:
     """Choose what is sent next: of each receiver its share, of each tenant in turn, by age."""
     columns = (
         deliveries.c.id,
@@ -143,12 +144,7 @@ def _next_in_turn(
     # Only then by tenant, a receiver of each in turn: what waits for one that does not answer
     # neither counts against the tenant's others nor comes before them.
     turns = _shared_out(spared, spared.c.tenant, now, per_tenant)
-    return (
-        sa.select(turns.c.id)
-        .order_by(turns.c.turn, turns.c.next_at, turns.c.id)
-        .limit(limit)
-        .scalar_subquery()
-    )
+    return sa.select(turns.c.id).order_by(turns.c.turn, turns.c.next_at, turns.c.id).limit(limit)
 
 
 def _shared_out(
