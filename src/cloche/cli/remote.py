@@ -1,4 +1,4 @@
-"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys."""
+"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys, webhooks."""
 
 from __future__ import annotations
 
@@ -289,3 +289,9 @@ async def revoke_key(key_id: str) -> None:
     async with Client.connect() as client:
         await client.call("DELETE", f"/v1/keys/{key_id}")
     sys.stdout.write(f"{key_id} is revoked\n")
+
+
+async def webhook_secret() -> None:
+    async with Client.connect() as client:
+        found = await client.call("GET", "/v1/webhooks/secret")
+    sys.stdout.write(found["secret"] + "\n")

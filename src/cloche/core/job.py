@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cloche.core.rung import Rung
+from cloche.core.webhook import Webhook, also_a_text
 
 MAX_CODE = 1_000_000
 MAX_TASK = 100_000
@@ -45,6 +46,10 @@ class Reason(enum.StrEnum):
     EXIT_CODE = "exit_code"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
+    SILENT = "silent"
+    """A step wrote nothing for too long."""
+    CPU = "cpu"
+    """The job used up its processor time."""
     BAD_STEP = "bad_step"
     NOT_STARTED = "not_started"
     LOST_MACHINE = "lost_machine"
@@ -154,6 +159,10 @@ class Limits(Value):
     disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = 8192
     pids: Annotated[int, Field(ge=32, le=32768)] = 1024
     wall_s: Seconds = 3600
+    silent_s: Seconds | None = None
+    """How long a step may go without writing anything."""
+    cpu_s: Seconds | None = None
+    """How much processor time the job may use, on all processors together."""
 
 
 class Request(Value):
@@ -177,6 +186,8 @@ class Request(Value):
     """How long the job's machine stands on after its end, as a sandbox."""
     artifacts: Annotated[list[Text], Field(min_length=1, max_length=100)] = ["**"]
     """Globs below /workspace: what is kept."""
+    webhook: Annotated[Webhook | None, Field(json_schema_extra=also_a_text)] = None
+    """Whom to tell when the job starts or ends."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:
