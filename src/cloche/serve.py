@@ -26,9 +26,12 @@ from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
+from cloche.stores.uploads import Uploads
+from cloche.upkeep import retention
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -50,7 +53,7 @@ async def serve(
     Raises:
         BadSettings: the settings do not go together.
         OperatorError: the data folder is in use, or the port is taken.
-        StoreUnavailable: the database does not answer.
+        StoreUnavailable: the database or the blob store does not answer.
     """
     if settings.auth == "off" and host not in LOOPBACK:
         raise BadSettings(
@@ -89,11 +92,12 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
         here = Host.from_settings(settings)
         await here.backend.check()
         image = here.image("base")
-        address = settings.database or f"sqlite:///{settings.data / 'cloche.db'}"
-        database = await Database.open(address)
+        blobs = await Blobs.open_at(settings.blob_address)
+        database = await Database.open(settings.database_address)
         pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
         try:
             queue, record, access = Queue(database), Record(database), Access(database)
+            uploads = Uploads(database)
             worker = Worker(
                 queue,
                 record,
@@ -101,7 +105,8 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 name=_name(settings.data),
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
-                folder=settings.data / "jobs",
+                blobs=blobs,
+                drafts=settings.drafts,
             )
             await queue.reclaim(worker.name)
             await here.backend.sweep(keep=sorted(await queue.machines()))
@@ -110,19 +115,26 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 queue=queue,
                 record=record,
                 access=access,
-                artifacts_of=worker.artifacts_of,
+                blobs=blobs,
+                uploads=uploads,
+                max_upload_bytes=settings.max_upload_mib << 20,
                 wake=worker.wake,
                 rung=here.backend.rung,
                 api_key=settings.api_key,
                 authenticate=settings.auth == "on",
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
-            working = asyncio.create_task(worker.run(), name="worker")
+            upkeep = retention(settings, queue, uploads, blobs)
+            working = [
+                asyncio.create_task(worker.run(), name="worker"),
+                asyncio.create_task(upkeep.run(), name="retention"),
+            ]
             try:
                 yield services, await _first_key(access, settings)
             finally:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                for task in working:
+                    task.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
         finally:
             await pool.close()
             await database.close()

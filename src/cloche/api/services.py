@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from cloche.core.access import Access
+from cloche.core.blobs import Blobs
 from cloche.core.queue import Queue
 from cloche.core.record import Record
+from cloche.core.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,15 @@ class Services:
     queue: Queue
     record: Record
     access: Access
-    artifacts_of: Callable[[str], Path]
+    blobs: Blobs
+    uploads: Uploads
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
     rung: str
     api_key: str | None = None
     """A key from the environment that opens everything."""
     authenticate: bool = True
+    max_upload_bytes: int = 2048 << 20
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import zipfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cloche.core.blobs import Blobs, artifacts_key
 from cloche.core.errors import NoSuchFile, PathRefused
 from cloche.core.files import FileEntry
 from cloche.sandbox.sandbox import Sandbox
@@ -18,6 +20,7 @@ MAX_BYTES = 2 << 30
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest moment a zip can tell: equal files make equal zips."""
 _WORKSPACE = PurePosixPath("/workspace")
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,31 @@ class Collected:
     files: int
     bytes: int
     truncated: bool
+
+
+async def keep(
+    sandbox: Sandbox, patterns: Sequence[str], blobs: Blobs, drafts: Path, job_id: str
+) -> Collected:
+    """Zip what the patterns match below /workspace and put it into `blobs`; no file, no zip.
+
+    Raises:
+        SandboxLost, GuestMisbehaved: the machine is gone, or lies.
+        StoreUnavailable: the zip cannot be kept.
+    """
+    draft = drafts / f"{job_id}-{secrets.token_hex(4)}.zip"
+    try:
+        kept = await collect(sandbox, patterns, draft)
+        if kept.files:
+            await blobs.put(artifacts_key(job_id), _pieces(draft))
+    finally:
+        draft.unlink(missing_ok=True)
+    return kept
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield data
 
 
 async def collect(sandbox: Sandbox, patterns: Sequence[str], target: Path) -> Collected:

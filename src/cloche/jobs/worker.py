@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from cloche.core.blobs import Blobs, artifacts_key
 from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
@@ -84,7 +85,8 @@ class Worker:
         name: str,
         slots: int,
         per_tenant: int,
-        folder: Path,
+        blobs: Blobs,
+        drafts: Path,
         lease: timedelta = LEASE,
     ) -> None:
         self.name = name
@@ -93,7 +95,8 @@ class Worker:
         self._machines = machines
         self._slots = slots
         self._per_tenant = per_tenant
-        self._folder = folder
+        self._blobs = blobs
+        self._drafts = drafts
         self._lease = lease
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
@@ -284,12 +287,13 @@ class Worker:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
-        target = self.artifacts_of(job.id)
-        kept = await artifacts.collect(sandbox, job.request.artifacts, target)
+        kept = await artifacts.keep(
+            sandbox, job.request.artifacts, self._blobs, self._drafts, job.id
+        )
+        if not kept.files and job.attempt > 1:
+            # What an earlier run left is not what this one did.
+            await self._blobs.delete(artifacts_key(job.id))
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
-
-    def artifacts_of(self, job_id: str) -> Path:
-        return self._folder / job_id / "artifacts.zip"
 
     async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
         await self._queue.finish(self.name, job.id, outcome)
