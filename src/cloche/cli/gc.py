@@ -18,6 +18,7 @@ async def gc(*, as_json: bool) -> None:
         print_json(asdict(removed))
     else:
         sys.stdout.write(
-            f"Forgot: jobs {removed.jobs}, uploads {removed.uploads}, stray blobs {removed.orphans},"
-            f" stale drafts {removed.drafts}; {removed.bytes} bytes in all.\n"
+            f"Forgot: jobs {removed.jobs}, uploads {removed.uploads},"
+            f" stray blobs {removed.orphans}, stale drafts {removed.drafts};"
+            f" {removed.bytes} bytes in all.\n"
         )
