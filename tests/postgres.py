@@ -14,32 +14,49 @@ from pathlib import Path
 USER = "postgres"
 
 
+class Postgres:
+    """A server of our own on a unix socket."""
+
+    def __init__(self) -> None:
+        self._programs = max(
+            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name)
+        )
+        self.folder = Path(tempfile.mkdtemp(prefix="cloche-postgres-"))
+        account = pwd.getpwnam(USER)
+        os.chown(self.folder, account.pw_uid, account.pw_gid)
+        self._run("initdb", "--pgdata", str(self._data), "--auth=trust", "--no-sync")
+        self.address = f"postgresql://{USER}@/postgres?host={self.folder}"
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        log = str(self.folder / "log")
+        data = str(self._data)
+        self._run("pg_ctl", "start", "--wait", "-D", data, "--log", log, "--options", options)
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "stop", "--wait", "--mode=immediate", "-D", str(self._data))
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # PostgreSQL refuses to run as root.
+        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups"]
+        argv = [*user, str(self._programs / program), *arguments]
+        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """Start a server of our own on a unix socket; yield the address of an empty database."""
-    programs = max(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name)
-    )
-    folder = Path(tempfile.mkdtemp(prefix="cloche-postgres-"))
-    account = pwd.getpwnam(USER)
-    os.chown(folder, account.pw_uid, account.pw_gid)
-
-    def run(*command: str) -> None:
-        # PostgreSQL refuses to run as root.
-        argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", *command]
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
-
-    data = folder / "data"
-    control = str(programs / "pg_ctl")
+    """Start a server; yield the address of an empty database."""
+    server = Postgres()
     try:
-        run(str(programs / "initdb"), "--pgdata", str(data), "--auth=trust", "--no-sync")
-        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-        log = str(folder / "log")
-        run(control, "start", "--wait", "--pgdata", str(data), "--log", log, "--options", options)
+        server.start()
         try:
-            yield f"postgresql://{USER}@/postgres?host={folder}"
+            yield server.address
         finally:
-            run(control, "stop", "--wait", "--mode=immediate", "--pgdata", str(data))
+            server.stop()
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(server.folder)

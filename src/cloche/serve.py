@@ -166,8 +166,14 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
 @contextlib.contextmanager
 def _alone(data: Path) -> Iterator[None]:
     """Hold the data folder: two servers on one would sweep each other's machines."""
-    data.mkdir(parents=True, exist_ok=True)
-    lock = os.open(data / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OperatorError(
+            f"The data folder {data} cannot be written: {error.strerror}.",
+            remedy="Make it writable, or choose another with --data or CLOCHE_DATA.",
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
