@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from cloche.core.errors import BadSettings
+from cloche.core.quota import Quota
 
 
 def _default_data() -> Path:
@@ -41,6 +42,9 @@ class Settings(BaseSettings):
     jobs_per_tenant: Annotated[
         int, Field(ge=1, le=10_000, description="Jobs of one tenant that run at once.")
     ] = 100
+    quota: Annotated[
+        Quota, Field(description="What a tenant may have that has no quota of its own; JSON.")
+    ] = Quota()
     api_key: Annotated[
         str | None, Field(min_length=16, description="A key that opens everything, as an admin's.")
     ] = None
@@ -75,8 +79,15 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = "CLOCHE_" + "_".join(map(str, first["loc"])).upper()
+        name = f"CLOCHE_{first['loc'][0]}".upper()
+        where = "".join(f"{part}: " for part in first["loc"][1:])
         raise BadSettings(
-            f"{name}: {first['msg']}.",
+            f"{name}: {where}{first['msg']}.",
             remedy=f"Correct {name}, or unset it for its default.",
+        ) from None
+    except SettingsError as error:  # A value that should be JSON, and is not.
+        field = str(error).partition('"')[2].partition('"')[0]
+        raise BadSettings(
+            f"CLOCHE_{field.upper()} is not JSON.",
+            remedy=f"Correct CLOCHE_{field.upper()}, or unset it for its default.",
         ) from None

@@ -5,6 +5,7 @@ The one place where an error of ours gets a status.
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NoSuchKey: HTTPStatus.NOT_FOUND,
     errors.NoSuchFile: HTTPStatus.NOT_FOUND,
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
+    errors.LimitsOverQuota: HTTPStatus.FORBIDDEN,
+    errors.QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     errors.JobNotOver: HTTPStatus.CONFLICT,
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -54,10 +58,20 @@ def install(app: FastAPI) -> None:
 
 def problem(error: errors.ClocheError) -> JSONResponse:
     status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-    return _answer(status, error.code, error.message, error.remedy)
+    answer = _answer(status, error.code, error.message, error.remedy, **_members(error))
+    if isinstance(error, errors.QuotaExceeded | errors.RateLimited) and error.retry_after_s:
+        answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return answer
 
 
-def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
+def _members(error: errors.ClocheError) -> dict[str, Any]:
+    """Return what a problem tells besides the usual (RFC 9457, section 3.2)."""
+    if isinstance(error, errors.QuotaExceeded):
+        return {"quota": error.quota, "used": error.used, "limit": error.limit}
+    return {}
+
+
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> JSONResponse:
     body = {
         "type": f"urn:cloche:problem:{code}",
         "title": status.phrase,
@@ -65,6 +79,7 @@ def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResp
         "detail": detail,
         "code": code,
         "remedy": remedy,
+        **more,
     }
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")

@@ -44,10 +44,15 @@ class Progress:
     runs: int = 0
     """On how many machines a step was begun."""
     began: float | None = None
+    cpu_s: float = 0.0
+    """What steps that have ended used, on every machine."""
+    earlier_cpu_s: float = 0.0
+    """What of that was on machines before this one."""
 
     def begin_on(self, machine: str) -> None:
         """Start over: another machine knows nothing of what the last one did."""
         self.step, self.process, self.machine, self.touched = 0, "", machine, False
+        self.earlier_cpu_s = self.cpu_s
         self.offsets = {"stdout": 0, "stderr": 0}
 
     def take(self, event: Event) -> None:
@@ -65,6 +70,7 @@ class Progress:
                     self.offsets[stream] = event.body["offset"] + event.size
             case "step_ended":
                 self.step, self.process = event.body["step"] + 1, ""
+                self.cpu_s += event.body.get("cpu_s", 0.0)
             case _:
                 pass
 

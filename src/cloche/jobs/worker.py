@@ -199,16 +199,16 @@ class Worker:
         if sandbox is None:
             return
         if job.cancel_requested:
-            await self._finish(job, _CANCELLED, sandbox)
+            await self._finish(job, _CANCELLED, sandbox, progress)
             return
         try:
             outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
-            await self._keep_artifacts(job, sandbox)
+            kept = await self._keep_artifacts(job, sandbox)
         except (SandboxLost, GuestMisbehaved) as error:
             await _see_to_its_end(sandbox.close())
             await self._lost(job, error)
             return
-        await self._finish(job, outcome, sandbox)
+        await self._finish(job, outcome, sandbox, progress, kept_bytes=kept.bytes)
 
     async def _machine_of(self, job: Job, progress: Progress) -> Sandbox | None:
         """Return the job's machine: the one it ran on, or a fresh one; None when it is over."""
@@ -221,7 +221,7 @@ class Worker:
                     job.cancel_requested
                 ):
                     outcome = _CANCELLED if job.cancel_requested else _lost(error)
-                    await self._queue.finish(self.name, job.id, outcome)
+                    await self._queue.finish(self.name, job.id, outcome, cpu_s=progress.cpu_s)
                     return None
             else:
                 await self._note_machine(job, sandbox, progress, adopted=True)
@@ -242,7 +242,7 @@ class Worker:
                 reason=Reason.NOT_STARTED,
                 error=f"{error.message} {error.remedy}",
             )
-            await self._queue.finish(self.name, job.id, failed)
+            await self._queue.finish(self.name, job.id, failed, cpu_s=progress.cpu_s)
             return None
         try:
             await self._note_machine(job, sandbox, progress, adopted=False)
@@ -268,33 +268,58 @@ class Worker:
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
             await self._queue.release(self.name, job.id)
         else:
-            await self._queue.finish(self.name, job.id, _lost(error))
+            await self._queue.finish(self.name, job.id, _lost(error), cpu_s=progress.cpu_s)
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
         """Kill what runs, prove it by destroying the machine, and say so."""
         try:
             current = await self._queue.get(job.id)
+            progress = await read_progress(self._record, job.id)
+            cpu_s = progress.cpu_s
             if current.machine:
                 with contextlib.suppress(NoSuchMachine):
-                    await (await self._machines.adopt(current.machine)).close()
-            await self._queue.finish(self.name, job.id, outcome)
+                    sandbox = await self._machines.adopt(current.machine)
+                    cpu_s = await _cpu_s(sandbox, progress)
+                    await sandbox.close()
+            await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s)
         except (LeaseLost, NoSuchJob):
             return  # It is over, or another's.
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
-    async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
+    async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> artifacts.Collected:
         target = self.artifacts_of(job.id)
         kept = await artifacts.collect(sandbox, job.request.artifacts, target)
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
+        return kept
 
     def artifacts_of(self, job_id: str) -> Path:
         return self._folder / job_id / "artifacts.zip"
 
-    async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
-        await self._queue.finish(self.name, job.id, outcome)
+    async def _finish(
+        self,
+        job: Job,
+        outcome: Outcome,
+        sandbox: Sandbox,
+        progress: Progress,
+        *,
+        kept_bytes: int = 0,
+    ) -> None:
+        cpu_s = await _cpu_s(sandbox, progress)
+        await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=kept_bytes)
         # After the end is told: destroying takes a moment that nobody needs to wait for.
         await _see_to_its_end(sandbox.close())
+
+
+async def _cpu_s(sandbox: Sandbox, progress: Progress) -> float:
+    """Return what the job used in all: this machine by the host's count, lost ones by its history.
+
+    The guest's word for a step leaves out what it left running, and may be a lie.
+    """
+    try:
+        return progress.earlier_cpu_s + (await sandbox.usage()).cpu_s
+    except SandboxLost:
+        return progress.cpu_s
 
 
 async def _see_to_its_end(work: Coroutine[Any, Any, None]) -> None:

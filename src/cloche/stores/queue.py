@@ -17,8 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
 from cloche.core.queue import Filter, Page, Submitted
+from cloche.core.quota import Quota
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
+from cloche.stores import quotas
 from cloche.stores.database import Database
 from cloche.stores.record import add_entries
 from cloche.stores.tables import Moment, jobs
@@ -27,8 +29,10 @@ from cloche.stores.tables import Moment, jobs
 class Queue:
     """Jobs in the `jobs` table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quota: Quota | None = None) -> None:
         self._database = database
+        self._quota = quota or Quota()
+        """What a tenant may have that has no quota of its own."""
 
     async def submit(self, tenant: str, request: Request) -> Submitted:
         job_id = secrets.token_hex(8)
@@ -44,7 +48,10 @@ class Queue:
         }
         try:
             async with self._database.write() as connection:
+                await quotas.lock(connection, tenant)
                 await connection.execute(jobs.insert().values(row))
+                # After the insert: a job that was submitted before needs no room.
+                await quotas.admit(connection, tenant, request.limits, self._quota)
                 await add_entries(connection, job_id, [Entry(kind="submitted")])
                 return Submitted(job=await _get(connection, job_id), created=True)
         except sa.exc.IntegrityError:
@@ -131,7 +138,15 @@ class Queue:
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, {"machine": machine, "rung": rung})
 
-    async def finish(self, worker: str, job_id: str, outcome: Outcome) -> Job:
+    async def finish(
+        self,
+        worker: str,
+        job_id: str,
+        outcome: Outcome,
+        *,
+        cpu_s: float = 0.0,
+        kept_bytes: int = 0,
+    ) -> Job:
         values = {
             "state": outcome.state,
             "reason": outcome.reason,
@@ -144,7 +159,12 @@ class Queue:
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, values)
             await add_entries(connection, job_id, [_finished(outcome)])
-            return await _get(connection, job_id)
+            job = await _get(connection, job_id)
+            await quotas.charge(connection, job.tenant, cpu_s)
+            if kept_bytes:
+                what = f"job:{job_id}"
+                await quotas.hold(connection, job.tenant, what, kept_bytes, job_id)
+            return job
 
     async def release(self, worker: str, job_id: str) -> None:
         held = (jobs.c.id == job_id) & _held_by(worker)

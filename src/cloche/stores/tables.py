@@ -49,6 +49,8 @@ jobs = sa.Table(
     # What `acquire` looks for.
     sa.Index("jobs_queue", "state", "priority", "created_at"),
     sa.Index("jobs_of_tenant", "tenant", "created_at", "id"),
+    # What a quota counts.
+    sa.Index("jobs_of_tenant_in_state", "tenant", "state"),
     sa.Index("jobs_lease", "lease_until"),
 )
 
@@ -91,4 +93,52 @@ audit = sa.Table(
     sa.Column("action", sa.String(64), nullable=False),
     sa.Column("target", sa.String(128), nullable=False),
     sa.Column("detail", sa.JSON, nullable=False),
+)
+
+quotas = sa.Table(
+    "quotas",
+    metadata,
+    sa.Column("tenant", sa.String(64), primary_key=True),
+    sa.Column("overrides", sa.JSON, nullable=False),
+)
+
+processor_time = sa.Table(
+    "processor_time",
+    metadata,
+    sa.Column("tenant", sa.String(64), primary_key=True),
+    sa.Column("day", sa.Date, primary_key=True),
+    sa.Column("cpu_ms", sa.BigInteger, nullable=False),
+)
+
+holdings = sa.Table(
+    "holdings",
+    metadata,
+    sa.Column("what", sa.String(128), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    # Whatever deletes a job frees what its artifacts took.
+    sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE")),
+    sa.Index("holdings_of_tenant", "tenant", "bytes"),
+    sa.Index("holdings_of_job", "job_id"),
+)
+
+login_links = sa.Table(
+    "login_links",
+    metadata,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
+)
+
+browser_sessions = sa.Table(
+    "browser_sessions",
+    metadata,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
 )
