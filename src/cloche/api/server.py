@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, problems
+from cloche.api import classic, health, jobs, keys, login, page, problems, tenants
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
@@ -27,6 +27,8 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     problems.install(app)
     for router in (classic.router, jobs.router, keys.router, health.router):
+        app.include_router(router)
+    for router in (tenants.router, login.router, page.router):
         app.include_router(router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES)
     _describe(app)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from cloche.api.gate import Gate
 from cloche.core.access import Access
 from cloche.core.queue import Queue
+from cloche.core.quota import Quotas
 from cloche.core.record import Record
+from cloche.core.session import Sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,8 @@ class Services:
     queue: Queue
     record: Record
     access: Access
+    quotas: Quotas
+    sessions: Sessions
     artifacts_of: Callable[[str], Path]
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
@@ -30,6 +35,7 @@ class Services:
     authenticate: bool = True
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
+    gate: Gate = field(default_factory=Gate)
 
 
 def services(request: Request) -> Services:
