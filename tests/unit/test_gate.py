@@ -98,8 +98,12 @@ def test_a_changed_rate_is_seen_soon(gate: Gate, clock: Clock) -> None:
     for _ in range(3):
         request(gate, "secret")
     gate.forget_rates()
+    with pytest.raises(RateLimited) as refused:
+        request(gate, "secret", fast)
+    assert refused.value.retry_after_s == pytest.approx(0.001), "held up at the old rate"
     clock.now += 0.01
     request(gate, "secret", fast)
+    clock.now += 0.01
     assert gate.enter(HERE, "secret"), "counted at the rate that is known"
     clock.now += 11
     assert not gate.enter(HERE, "secret"), "another process may have changed it"
@@ -129,6 +133,8 @@ def test_a_key_in_use_is_not_held_up_by_guesses_from_its_address(gate: Gate) -> 
     for number in range(GUESSES):
         guess(gate, f"guess {number}")
 
+    request(gate, "secret")
+    gate.forget_rates()
     request(gate, "secret")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -54,9 +55,6 @@ class Recent(Generic[V]):
     def remove(self, key: Hashable) -> None:
         self._values.pop(key, None)
 
-    def clear(self) -> None:
-        self._values.clear()
-
 
 class Buckets:
     """Token buckets, told by one number each: when the bucket will be full again (GCRA)."""
@@ -102,6 +100,7 @@ class Gate:
         self._requests = Buckets(callers, clock)
         self._guesses = Buckets(callers, clock)
         self._known: Recent[tuple[str, Quota, float]] = Recent(callers)
+        self._changed_at = -math.inf
 
     def enter(self, address: str, credential: str) -> bool:
         """Let a request try its credential; return whether its key's rate was counted.
@@ -110,10 +109,12 @@ class Gate:
             RateLimited: its key, or its address, must wait.
         """
         known = self._known.get(_mark(credential))
-        if known is not None and known[2] > self._clock():
-            self._count(known[0], known[1])
-            return True
-        if known is None:
+        if known is not None:
+            key_id, quota, noted_at = known
+            if noted_at > max(self._changed_at, self._clock() - _FRESH_S):
+                self._count(key_id, quota)
+                return True
+        else:
             wait_s = self._guesses.wait_s(_network(address), GUESSES_PER_S, GUESSES)
             if wait_s:
                 raise RateLimited(
@@ -129,7 +130,7 @@ class Gate:
         Raises:
             RateLimited: its key must wait.
         """
-        self._known.put(_mark(credential), (key_id, quota, self._clock() + _FRESH_S))
+        self._known.put(_mark(credential), (key_id, quota, self._clock()))
         self._count(key_id, quota)
 
     def wrong(self, address: str, credential: str) -> None:
@@ -139,7 +140,7 @@ class Gate:
 
     def forget_rates(self) -> None:
         """Look every key's rate up again: one was changed."""
-        self._known.clear()
+        self._changed_at = self._clock()
 
     def _count(self, key_id: str, quota: Quota) -> None:
         if quota.requests_per_s is None:
