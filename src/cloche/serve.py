@@ -60,11 +60,7 @@ async def serve(
         OperatorError: the data folder is in use, or the port is taken.
         StoreUnavailable: the database does not answer.
     """
-    if settings.auth == "off" and host not in LOOPBACK:
-        raise BadSettings(
-            f"CLOCHE_AUTH=off on {host} would let anyone who can reach it run code here.",
-            remedy="Bind to 127.0.0.1, or leave authentication on.",
-        )
+    check_door(settings, host)
     with listening(host, port) as listener:
         async with _services(settings, host) as (services, key_file, runtime):
             config = uvicorn.Config(
@@ -88,6 +84,15 @@ async def serve(
             finally:
                 server.should_exit = True
                 await serving
+
+
+def check_door(settings: Settings, host: str) -> None:
+    """Raise `BadSettings` if the server would be open to anyone who can reach it."""
+    if settings.auth == "off" and host not in LOOPBACK:
+        raise BadSettings(
+            f"CLOCHE_AUTH=off on {host} would let anyone who can reach it run code here.",
+            remedy="Bind to 127.0.0.1, or leave authentication on.",
+        )
 
 
 class _Server(uvicorn.Server):

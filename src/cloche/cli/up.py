@@ -19,7 +19,7 @@ from cloche.cli.image import reporting
 from cloche.core.errors import ImageMissing
 from cloche.core.rung import Rung
 from cloche.sandbox.images import Images
-from cloche.serve import Running, listening
+from cloche.serve import Running, check_door, listening
 from cloche.serve import serve as run_server
 
 IN_WORDS: Final = {
@@ -35,6 +35,7 @@ IN_WORDS: Final = {
 async def up(host: str, port: int, data: Path | None) -> None:
     """Serve until a signal says to stop, with an image made sure of before."""
     chosen = server.prepare(data)
+    check_door(chosen, host)
     here = Host.from_settings(chosen)
     try:
         # What would stop the server must not show after minutes of building.
