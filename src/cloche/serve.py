@@ -23,6 +23,7 @@ from cloche.app import Host, Machines
 from cloche.core.access import Role
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.spec import SandboxSpec
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
@@ -32,6 +33,7 @@ from cloche.stores.queue import Queue
 from cloche.stores.quotas import Quotas
 from cloche.stores.record import Record
 from cloche.stores.sessions import Sessions
+from cloche.stores.standings import Standings
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -117,17 +119,25 @@ async def _services(
         try:
             queue = Queue(database, settings.quota)
             record, access = Record(database), Access(database)
+            name, machines, standings = (
+                _name(settings.data),
+                Machines(here, pool),
+                Standings(database, settings.quota),
+            )
+            sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
                 record,
-                Machines(here, pool),
-                name=_name(settings.data),
+                machines,
+                sandboxes,
+                name=name,
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
                 folder=settings.data / "jobs",
             )
             await queue.reclaim(worker.name)
-            await here.backend.sweep(keep=sorted(await queue.machines()))
+            standing = {standing.id for standing in await standings.standing(name)}
+            await here.backend.sweep(keep=sorted(await queue.machines() | standing))
             pool.start()
             services = Services(
                 queue=queue,
@@ -135,6 +145,8 @@ async def _services(
                 access=access,
                 quotas=Quotas(database, settings.quota),
                 sessions=Sessions(database),
+                sandboxes=sandboxes,
+                standings=standings,
                 artifacts_of=worker.artifacts_of,
                 wake=worker.wake,
                 rung=here.backend.rung,
@@ -142,12 +154,16 @@ async def _services(
                 authenticate=settings.auth == "on",
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
-            working = asyncio.create_task(worker.run(), name="worker")
+            working = [
+                asyncio.create_task(worker.run(), name="worker"),
+                asyncio.create_task(sandboxes.run(), name="sandboxes"),
+            ]
             try:
                 yield services, await _first_key(access, settings), runtime
             finally:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                for task in working:
+                    task.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
         finally:
             await pool.close()
             await database.close()
@@ -206,7 +222,7 @@ async def _link(services: Services, key_file: Path | None, url: str) -> str | No
     elif key_file is not None:
         secret = await asyncio.to_thread(key_file.read_text)
         caller = await services.access.identify(secret.strip())
-    if caller is None:
+    if caller is None or not services.authenticate:
         return None
     made = await services.sessions.link(
         key_id=caller.key_id, tenant=caller.tenant, role=caller.role

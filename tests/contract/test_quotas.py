@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,10 +13,14 @@ from cloche.core.errors import ClocheError, LimitsOverQuota, QuotaExceeded
 from cloche.core.job import Outcome, Reason, Request, State
 from cloche.core.queue import Filter
 from cloche.core.quota import Month, Quota, Usage
+from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
+from cloche.core.standing import Ending, Standing
 from cloche.stores.access import Access
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.quotas import Quotas
+from cloche.stores.standings import Standings
 from cloche.stores.tables import processor_time
 
 DONE = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
@@ -218,6 +223,83 @@ async def test_a_machine_larger_than_the_quota_is_refused_and_nothing_stored(
 
     assert await count(queue, "a") == 0
     await queue.submit("a", python(limits={"memory_mib": 1024}))
+
+
+def sandbox(number: int, **values: object) -> Standing:
+    now = datetime.now(UTC)
+    whole = Standing(
+        id=f"{number:012x}",
+        tenant="a",
+        home="here",
+        rung=Rung.CONTAINER,
+        spec=SandboxSpec(),
+        created_at=now,
+        used_at=now,
+        expires_at=now + timedelta(hours=1),
+    )
+    return replace(whole, **values)
+
+
+async def test_of_many_sandboxes_at_once_exactly_the_quota_is_accepted(
+    database: Database, quotas: Quotas
+) -> None:
+    standings = Standings(database)
+    await quotas.override("a", {"sandboxes": 5})
+
+    results = await asyncio.gather(
+        *(standings.add(sandbox(number)) for number in range(20)), return_exceptions=True
+    )
+
+    assert sum(isinstance(result, QuotaExceeded) for result in results) == 15, results
+    assert (await quotas.usage("a")).sandboxes == 5
+    with pytest.raises(QuotaExceeded):
+        await standings.check_room("a", SandboxSpec())
+    await standings.check_room("b", SandboxSpec())
+
+
+async def test_a_place_is_free_again_when_a_sandbox_ends(
+    database: Database, quotas: Quotas
+) -> None:
+    standings = Standings(database)
+    await quotas.override("a", {"sandboxes": 1})
+    await standings.add(sandbox(1))
+    await standings.add(sandbox(1))
+    with pytest.raises(QuotaExceeded):
+        await standings.add(sandbox(2))
+
+    await standings.end(sandbox(1).id, Ending.DELETED)
+
+    await standings.add(sandbox(2))
+
+
+async def test_the_kept_machine_of_a_job_counts_but_is_not_refused(
+    database: Database, quotas: Quotas
+) -> None:
+    standings = Standings(database)
+    await quotas.override("a", {"sandboxes": 1})
+
+    for number in range(3):
+        await standings.add(sandbox(number, job="j" * 16))
+
+    assert (await quotas.usage("a")).sandboxes == 3
+    with pytest.raises(QuotaExceeded):
+        await standings.add(sandbox(4))
+
+
+async def test_a_sandbox_is_refused_for_its_size_and_for_spent_processor_time(
+    database: Database, quotas: Quotas
+) -> None:
+    standings = Standings(database)
+    await quotas.override("a", {"max_vcpus": 1, "cpu_s": 5})
+    small = SandboxSpec(vcpus=1)
+    with pytest.raises(LimitsOverQuota):
+        await standings.add(sandbox(1))
+    await standings.add(sandbox(2, spec=small))
+
+    await quotas.charge("a", 5)
+
+    with pytest.raises(QuotaExceeded, match="CPU"):
+        await standings.add(sandbox(3, spec=small))
 
 
 async def test_tenants_are_all_who_left_a_trace(

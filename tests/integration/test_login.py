@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from test_server import CLOCHE, KEY, Server
+from serving import CLOCHE, KEY, Server
 
 QUICK = {"kind": "shell", "code": "true"}
 OPEN: list[httpx.Client] = []

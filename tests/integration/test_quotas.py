@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from leftovers import leftovers
-from test_server import CLOCHE, KEY, Server
+from serving import Server, cloche
 
 from cloche.api.gate import GUESSES
 
@@ -194,6 +192,24 @@ def test_a_machine_over_the_quota_is_refused(
     tenant.run({**QUICK, "limits": {limit: most}})
 
 
+def test_a_tenant_at_its_quota_of_sandboxes_is_refused(server: Server) -> None:
+    tenant = Tenant(server, "standing", sandboxes=1, max_memory_mib=512)
+    order = {"limits": {"memory_mib": 256}}
+    made = tenant.client.post("/v1/sandboxes", json=order)
+    assert made.status_code == 201, made.text
+
+    refused = tenant.client.post("/v1/sandboxes", json=order)
+    large = tenant.client.post("/v1/sandboxes", json={})
+
+    assert (refused.status_code, refused.json()["quota"]) == (429, "sandboxes")
+    assert (large.status_code, large.json()["code"]) == (403, "limits_over_quota")
+    assert tenant.used()["sandboxes"] == 1
+    path = f"/v1/sandboxes/{made.json()['id']}"
+    assert tenant.client.delete(path).status_code == 204
+    again = tenant.client.post("/v1/sandboxes", json=order).json()["id"]
+    tenant.client.delete(f"/v1/sandboxes/{again}")
+
+
 def test_the_servers_default_holds_where_a_tenant_has_no_own(server: Server) -> None:
     tenant = Tenant(server, "usual")
     tenant.refused({**QUICK, "limits": {"vcpus": 17}}, status=403)
@@ -251,18 +267,6 @@ def test_a_quota_that_makes_no_sense_is_refused(server: Server, body: dict[str, 
 
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
     assert server.client.get("/v1/tenants/odd/quota").json()["overrides"] == {}
-
-
-def cloche(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "CLOCHE_API_KEY": KEY,
-        "CLOCHE_URL": str(server.client.base_url),
-        "COLUMNS": "200",
-    }
-    return subprocess.run(
-        [*CLOCHE, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def test_the_command_line_shows_and_sets_quotas(server: Server) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from leftovers import leftovers
-from test_server import CLOCHE, KEY
+from serving import CLOCHE, KEY
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import typer.main
 from fastapi.routing import APIRoute
 
 import cloche
-from cloche.api import classic, health, jobs, keys, login, page, tenants
+from cloche.api import classic, health, jobs, keys, login, page, sandboxes, tenants
 from cloche.cli.commands import app
 from cloche.core import errors
 from cloche.sandbox.client import _REFUSALS
@@ -112,7 +112,7 @@ def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> Non
 
 def test_every_call_of_the_api_is_documented() -> None:
     text = (REFERENCE / "api.md").read_text()
-    ours = (classic, jobs, keys, health, tenants, login, page)
+    ours = (classic, jobs, sandboxes, keys, health, tenants, login, page)
     for router in (module.router for module in ours):
         for route in router.routes:
             assert isinstance(route, APIRoute)

@@ -21,6 +21,8 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
     errors.NotAllowed: HTTPStatus.FORBIDDEN,
     errors.NoSuchJob: HTTPStatus.NOT_FOUND,
+    errors.NoSuchSandbox: HTTPStatus.NOT_FOUND,
+    errors.NoSuchProcess: HTTPStatus.NOT_FOUND,
     errors.NoSuchKey: HTTPStatus.NOT_FOUND,
     errors.NoSuchFile: HTTPStatus.NOT_FOUND,
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
@@ -28,6 +30,8 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     errors.JobNotOver: HTTPStatus.CONFLICT,
+    errors.MachinePaused: HTTPStatus.CONFLICT,
+    errors.SandboxElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UserError: HTTPStatus.BAD_REQUEST,
@@ -57,11 +61,19 @@ def install(app: FastAPI) -> None:
 
 
 def problem(error: errors.ClocheError) -> JSONResponse:
-    status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-    answer = _answer(status, error.code, error.message, error.remedy, **_members(error))
+    answer = _answer(_status(error), error.code, error.message, error.remedy, **_members(error))
     if isinstance(error, errors.QuotaExceeded | errors.RateLimited) and error.retry_after_s:
         answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return answer
+
+
+def describe(error: errors.ClocheError) -> dict[str, Any]:
+    """Put an error into a problem's words, for a stream that has begun."""
+    return _body(_status(error), error.code, error.message, error.remedy, **_members(error))
+
+
+def _status(error: errors.ClocheError) -> HTTPStatus:
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
 def _members(error: errors.ClocheError) -> dict[str, Any]:
@@ -71,8 +83,8 @@ def _members(error: errors.ClocheError) -> dict[str, Any]:
     return {}
 
 
-def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> JSONResponse:
-    body = {
+def _body(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> dict[str, Any]:
+    return {
         "type": f"urn:cloche:problem:{code}",
         "title": status.phrase,
         "status": status.value,
@@ -81,6 +93,10 @@ def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any
         "remedy": remedy,
         **more,
     }
+
+
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> JSONResponse:
+    body = _body(status, code, detail, remedy, **more)
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, login, page, problems, tenants
+from cloche.api import classic, health, jobs, keys, login, page, problems, sandboxes, tenants
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
@@ -23,10 +23,17 @@ def create_app(services: Services) -> FastAPI:
         description="Run coding agents, and the code they write, under glass.",
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.services = services
     problems.install(app)
-    for router in (classic.router, jobs.router, keys.router, health.router):
+    for router in (
+        classic.router,
+        jobs.router,
+        sandboxes.router,
+        keys.router,
+        health.router,
+    ):
         app.include_router(router)
     for router in (tenants.router, login.router, page.router):
         app.include_router(router)

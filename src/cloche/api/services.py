@@ -15,6 +15,8 @@ from cloche.core.queue import Queue
 from cloche.core.quota import Quotas
 from cloche.core.record import Record
 from cloche.core.session import Sessions
+from cloche.core.standing import Standings
+from cloche.jobs.sandboxes import Sandboxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class Services:
     access: Access
     quotas: Quotas
     sessions: Sessions
+    standings: Standings
+    sandboxes: Sandboxes
     artifacts_of: Callable[[str], Path]
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""

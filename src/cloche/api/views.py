@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from cloche.core.job import Job, State
 from cloche.core.record import Event
+from cloche.core.standing import Standing
 
 TAIL_BYTES = 64 * 1024
 _CLASSIC = {
@@ -40,6 +42,7 @@ def job_view(job: Job) -> dict[str, Any]:
             "events": f"/v1/jobs/{job.id}/events",
             "logs": f"/v1/jobs/{job.id}/logs",
             "artifacts": f"/v1/jobs/{job.id}/artifacts.zip",
+            "files": f"/v1/jobs/{job.id}/files",
         },
     }
 
@@ -64,6 +67,29 @@ def classic_view(job: Job, stdout: str, stderr: str) -> dict[str, Any]:
         "finished_at": _moment(job.finished_at),
         "result": download,
         "download_url": download,
+    }
+
+
+def sandbox_view(standing: Standing) -> dict[str, Any]:
+    size = asdict(standing.spec)
+    return {
+        "id": standing.id,
+        "tenant": standing.tenant,
+        "state": standing.condition,
+        "reason": standing.ending,
+        "rung": standing.rung,
+        "host": standing.home,
+        "image": size.pop("image"),
+        "limits": size,
+        # Their values may be secrets.
+        "env": sorted(standing.env),
+        "labels": dict(standing.labels),
+        "job": standing.job or None,
+        "idle_s": standing.idle_s,
+        "created_at": _moment(standing.created_at),
+        "used_at": _moment(standing.used_at),
+        "expires_at": _moment(standing.expires_at),
+        "ended_at": _moment(standing.ended_at),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cloche.cli import image, jobs, tenants
+from cloche.cli import image, jobs, sandboxes, tenants
 
 app = typer.Typer(
     name="cloche",
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 app.add_typer(image.app, name="image")
 jobs.register(app)
+sandboxes.register(app)
 app.add_typer(tenants.app, name="tenants")
 
 Vcpus = Annotated[int, typer.Option(help="Processors.")]

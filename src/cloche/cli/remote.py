@@ -68,20 +68,30 @@ class Client:
         """Follow a job to its end, taking a broken stream up where it was."""
         seen = 0
         while True:
-            headers = {"accept": "text/event-stream", "last-event-id": str(seen)}
-            path = f"/v1/jobs/{job_id}/events"
             with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
-                async with self.http.stream("GET", path, headers=headers, timeout=60) as answer:
-                    if answer.status_code != 200:
-                        await answer.aread()
-                        _raise(answer)
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data: "):
-                            event = json.loads(line.removeprefix("data: "))
-                            seen = event["seq"]
-                            yield event
-                            if event["kind"] == "finished":
-                                return
+                async for _, event in self.stream_events(
+                    "GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": str(seen)}
+                ):
+                    seen = event["seq"]
+                    yield event
+                    if event["kind"] == "finished":
+                        return
+
+    async def stream_events(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield a stream's events by name, as they come."""
+        accept = {"accept": "text/event-stream", **(headers or {})}
+        name = "message"
+        async with self.http.stream(method, path, headers=accept, **options) as answer:
+            if answer.is_error:
+                await answer.aread()
+                _raise(answer)
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield name, json.loads(line.removeprefix("data: "))
 
 
 def _raise(answer: httpx.Response) -> None:
@@ -109,7 +119,7 @@ async def run(request: Mapping[str, Any], download_to: Path | None) -> int:
     """Submit a job, follow it to its end, and download what it left."""
     async with Client.connect() as client:
         job = await client.call("POST", "/v1/jobs", json=request)
-        _say(f"job {job['id']}")
+        say(f"job {job['id']}")
         async for event in client.events(job["id"]):
             _show(event)
         job = await client.call("GET", f"/v1/jobs/{job['id']}")
@@ -126,20 +136,20 @@ def _show(event: Mapping[str, Any]) -> None:
             stream.write(event["text"])
             stream.flush()
         case "machine":
-            _say(f"on machine {body['machine']}, {body['rung']} rung")
+            say(f"on machine {body['machine']}, {body['rung']} rung")
         case "step":
-            _say(f"step {body['step'] + 1}: {body['tool']}")
+            say(f"step {body['step'] + 1}: {body['tool']}")
         case "retried":
-            _say(f"tried again: {body['why']}")
+            say(f"tried again: {body['why']}")
         case "artifacts" if body["files"]:
-            _say(f"kept {body['files']} files, {body['bytes']} bytes")
+            say(f"kept {body['files']} files, {body['bytes']} bytes")
         case "finished":
-            _say(body["state"] + (f": {body['error']}" if body["error"] else ""))
+            say(body["state"] + (f": {body['error']}" if body["error"] else ""))
         case _:
             pass
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stderr.write(f"\033[2m· {text}\033[0m\n" if sys.stderr.isatty() else f"· {text}\n")
 
 
@@ -217,14 +227,21 @@ async def download(job_id: str, target: Path) -> None:
 
 
 async def _download(client: Client, job_id: str, target: Path) -> None:
+    await download_to(client, f"/v1/jobs/{job_id}/artifacts.zip", target)
+
+
+async def download_to(client: Client, path: str, target: Path, **options: Any) -> None:
+    """Put an answer's body into a file, whole or not at all; `-` is our own output."""
+    if str(target) == "-":
+        async with _body(client, path, options) as pieces:
+            async for data in pieces:
+                sys.stdout.buffer.write(data)
+        return
     draft = target.with_suffix(f"{target.suffix}.part")
     try:
-        async with client.http.stream("GET", f"/v1/jobs/{job_id}/artifacts.zip") as answer:
-            if answer.is_error:
-                await answer.aread()
-                _raise(answer)
+        async with _body(client, path, options) as pieces:
             with draft.open("wb") as file:
-                async for data in answer.aiter_bytes():
+                async for data in pieces:
                     file.write(data)
         draft.replace(target)
     except OSError as error:
@@ -233,7 +250,18 @@ async def _download(client: Client, job_id: str, target: Path) -> None:
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-    _say(f"wrote {target}")
+    say(f"wrote {target}")
+
+
+@contextlib.asynccontextmanager
+async def _body(
+    client: Client, path: str, options: Mapping[str, Any]
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    async with client.http.stream("GET", path, **options) as answer:
+        if answer.is_error:
+            await answer.aread()
+            _raise(answer)
+        yield answer.aiter_bytes()
 
 
 async def create_key(*, tenant: str, role: str, name: str) -> None:
@@ -241,7 +269,7 @@ async def create_key(*, tenant: str, role: str, name: str) -> None:
         made = await client.call(
             "POST", "/v1/keys", json={"tenant": tenant, "role": role, "name": name}
         )
-    _say(f"key {made['id']} of {made['tenant']}, {made['role']}; it is shown this once:")
+    say(f"key {made['id']} of {made['tenant']}, {made['role']}; it is shown this once:")
     sys.stdout.write(made["key"] + "\n")
 
 
@@ -275,7 +303,7 @@ async def open_page(*, role: str | None, browser: bool) -> None:
         # Without a display it would be a text browser, in this very terminal.
         seen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not seen or not webbrowser.open(link["url"]):
-            _say("no browser is to be had here; open the link elsewhere")
+            say("no browser is to be had here; open the link elsewhere")
 
 
 async def list_tenants(*, as_json: bool) -> None:
@@ -288,7 +316,15 @@ async def list_tenants(*, as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("tenant", "keys", "jobs", "CPU s this month", "stored", "differs in"):
+    for title in (
+        "tenant",
+        "keys",
+        "jobs",
+        "sandboxes",
+        "CPU s this month",
+        "stored",
+        "differs in",
+    ):
         left = title in ("tenant", "differs in")
         table.add_column(title, justify="left" if left else "right", no_wrap=title != "differs in")
     for tenant in found["tenants"]:
@@ -297,6 +333,7 @@ async def list_tenants(*, as_json: bool) -> None:
             tenant["tenant"],
             str(tenant["keys"]),
             str(used["jobs"]),
+            str(used["sandboxes"]),
             f"{used['cpu_s']:.1f}",
             f"{used['storage_bytes'] / (1 << 20):.1f} MiB",
             ", ".join(f"{name}={_limit(value)}" for name, value in tenant["overrides"].items()),

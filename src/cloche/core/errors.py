@@ -16,6 +16,8 @@
     │   ├── MachinePaused
     │   ├── ImageMissing
     │   ├── PortClosed
+    │   ├── NoSuchSandbox
+    │   ├── SandboxElsewhere
     │   ├── NoSuchJob
     │   ├── JobNotOver
     │   ├── NoSuchKey
@@ -170,6 +172,18 @@ class PortClosed(UserError):
     """Nobody listens there inside the machine."""
 
     code = "port_closed"
+
+
+class NoSuchSandbox(UserError):
+    """There is no sandbox of that id, or it is no more, or it is not this tenant's."""
+
+    code = "no_such_sandbox"
+
+
+class SandboxElsewhere(UserError):
+    """The machine is on another host, and only the server there can reach into it."""
+
+    code = "sandbox_elsewhere"
 
 
 class NoSuchJob(UserError):

@@ -73,6 +73,8 @@ Path = Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(_who
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.\-/]+$")]
 Variable = Annotated[Text, Field(min_length=1, max_length=256, pattern=r"^[^=]+$")]
+Env = Annotated[dict[Variable, Text], Field(max_length=256)]
+Labels = Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max_length=64)]
 
 
 class Value(BaseModel):
@@ -162,12 +164,14 @@ class Request(Value):
     image: Annotated[str, Field(min_length=1, max_length=128)] = "base"
     limits: Limits = Limits()
     min_rung: Rung | None = None
-    env: Annotated[dict[Variable, Text], Field(max_length=256)] = {}
+    env: Env = {}
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     retries: Annotated[int, Field(ge=0, le=10)] = 0
     """How often the job is run again when its machine is lost."""
-    labels: Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max_length=64)] = {}
+    labels: Labels = {}
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    keep_alive_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 0
+    """How long the job's machine stands on after its end, as a sandbox."""
     artifacts: Annotated[list[Text], Field(min_length=1, max_length=100)] = ["**"]
     """Globs below /workspace: what is kept."""
 

@@ -154,6 +154,7 @@ class Usage:
     """What a tenant has of what its quota bounds."""
 
     jobs: int = 0
+    sandboxes: int = 0
     cpu_s: float = 0.0
     """This month, of jobs that have ended."""
     storage_bytes: int = 0

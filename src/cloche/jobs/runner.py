@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from cloche.core.errors import ClocheError, NoSuchProcess, UserError
 from cloche.core.job import CodeStep, Job, Outcome, Reason, ShellStep, State, Step
-from cloche.core.process import Chunk, Exit
+from cloche.core.process import Chunk, Exit, Stream
 from cloche.core.record import Entry, Event, Record
+from cloche.core.text import whole_length
 from cloche.jobs import steps
 from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox, new_process_id
@@ -26,7 +27,7 @@ FLUSH_S = 0.1
 FLUSH_BYTES = 64 * 1024
 _SUCCESS = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
 
-Offsets = dict[Literal["stdout", "stderr"], int]
+Offsets = dict[Stream, int]
 
 
 @dataclass(slots=True)
@@ -170,7 +171,7 @@ class Runner:
                 reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ClocheError, StopAsyncIteration):
                     await reading
-        if entries := batch.take():
+        if entries := batch.take(last=True):
             await self._append(*entries)
         return await process.wait()
 
@@ -188,29 +189,33 @@ class Runner:
 
 
 class _Batch:
-    """Output that waits to be stored, so that a chatty process does not cost a commit a line."""
+    """Output that waits to be stored, so that a chatty process does not cost a commit a line.
+
+    Chunks of one stream in a row become one entry, and none ends within a character:
+    whoever reads the history an event at a time can read it as text.
+    """
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._entries: list[Entry] = []
+        self._chunks: list[Chunk] = []
+        self._held: dict[Stream, Chunk] = {}
         self._bytes = 0
         self._since = 0.0
 
     def add(self, chunk: Chunk) -> None:
-        if not self._entries:
+        if not self._chunks:
             self._since = time.monotonic()
-        body: dict[str, Any] = {
-            "step": self._step,
-            "stream": chunk.stream,
-            "offset": chunk.offset,
-        }
-        if chunk.lost:
-            body["lost"] = chunk.lost
-        self._entries.append(Entry(kind="output", body=body, data=chunk.data))
         self._bytes += len(chunk.data)
+        if (held := self._held.pop(chunk.stream, None)) is not None:
+            self._chunks.append(held)
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and last.stream == chunk.stream and not chunk.lost:
+            self._chunks[-1] = replace(last, data=last.data + chunk.data)
+        else:
+            self._chunks.append(chunk)
 
     def due_in(self) -> float | None:
-        if not self._entries:
+        if not self._chunks:
             return None
         return max(0.0, self._since + FLUSH_S - time.monotonic())
 
@@ -218,9 +223,31 @@ class _Batch:
         due_in = self.due_in()
         return due_in is not None and (due_in == 0.0 or self._bytes >= FLUSH_BYTES)
 
-    def take(self) -> Sequence[Entry]:
-        entries, self._entries, self._bytes = self._entries, [], 0
-        return entries
+    def take(self, *, last: bool = False) -> Sequence[Entry]:
+        """Return what is to be stored; the beginning of a character waits for its rest."""
+        chunks, self._chunks, self._bytes = self._chunks, [], 0
+        ends = {chunk.stream: index for index, chunk in enumerate(chunks)}
+        if last:
+            chunks += self._held.values()
+        else:
+            for stream, index in ends.items():
+                chunk = chunks[index]
+                size = whole_length(chunk.data)
+                if size < len(chunk.data):
+                    rest = chunk.data[size:]
+                    self._held[stream] = Chunk(stream=stream, offset=chunk.offset + size, data=rest)
+                    chunks[index] = replace(chunk, data=chunk.data[:size])
+        return [self._entry(chunk) for chunk in chunks if chunk.data or chunk.lost]
+
+    def _entry(self, chunk: Chunk) -> Entry:
+        body: dict[str, Any] = {
+            "step": self._step,
+            "stream": chunk.stream,
+            "offset": chunk.offset,
+        }
+        if chunk.lost:
+            body["lost"] = chunk.lost
+        return Entry(kind="output", body=body, data=chunk.data)
 
 
 def _outcome(index: int, ended: Exit, *, out_of_memory: bool) -> Outcome:

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from cloche.core.errors import (
     ClocheError,
@@ -28,10 +28,11 @@ from cloche.core.errors import (
 from cloche.core.job import Job, Outcome, Reason, State
 from cloche.core.queue import Queue
 from cloche.core.record import Entry, Record
-from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.jobs import artifacts
+from cloche.jobs.machines import Machines, see_to_its_end
 from cloche.jobs.runner import Progress, Runner, read_progress
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -52,26 +53,6 @@ def renew_every(lease: timedelta) -> timedelta:
     return lease / 3
 
 
-class Machines(Protocol):
-    """Where a worker gets machines from."""
-
-    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
-        """Return a machine that outlives this process.
-
-        Raises:
-            BackendUnavailable, MachineNotStarted, ImageMissing: there is none to be had.
-        """
-        ...
-
-    async def adopt(self, machine_id: str) -> Sandbox:
-        """Take over the machine of a job whose worker is gone.
-
-        Raises:
-            NoSuchMachine: it is gone, too.
-        """
-        ...
-
-
 class Worker:
     """Runs up to `slots` jobs at once."""
 
@@ -80,6 +61,7 @@ class Worker:
         queue: Queue,
         record: Record,
         machines: Machines,
+        sandboxes: Sandboxes,
         *,
         name: str,
         slots: int,
@@ -91,6 +73,7 @@ class Worker:
         self._queue = queue
         self._record = record
         self._machines = machines
+        self._sandboxes = sandboxes
         self._slots = slots
         self._per_tenant = per_tenant
         self._folder = folder
@@ -182,16 +165,16 @@ class Worker:
             await self._see_through(job)
         except asyncio.CancelledError:
             if job.id in self._cancelled:
-                await _see_to_its_end(self._end(job, _CANCELLED))
+                await see_to_its_end(self._end(job, _CANCELLED))
             else:  # We are stopping: the next worker goes on with the same machine.
-                await _see_to_its_end(self._queue.release(self.name, job.id))
+                await see_to_its_end(self._queue.release(self.name, job.id))
         except LeaseLost:
             logger.info("job %s: another worker has it", job.id)
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
-            await _see_to_its_end(self._end(job, _FAULT))
+            await see_to_its_end(self._end(job, _FAULT))
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
@@ -205,7 +188,7 @@ class Worker:
             outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
             kept = await self._keep_artifacts(job, sandbox)
         except (SandboxLost, GuestMisbehaved) as error:
-            await _see_to_its_end(sandbox.close())
+            await see_to_its_end(sandbox.close())
             await self._lost(job, error)
             return
         await self._finish(job, outcome, sandbox, progress, kept_bytes=kept.bytes)
@@ -248,7 +231,7 @@ class Worker:
             await self._note_machine(job, sandbox, progress, adopted=False)
         except BaseException:
             # Nobody else may know of it, and nothing ran on it.
-            await _see_to_its_end(sandbox.close())
+            await see_to_its_end(sandbox.close())
             raise
         return sandbox
 
@@ -306,9 +289,13 @@ class Worker:
         kept_bytes: int = 0,
     ) -> None:
         cpu_s = await _cpu_s(sandbox, progress)
+        keep = job.request.keep_alive_s and outcome.state is not State.CANCELLED
+        if keep:
+            await self._sandboxes.keep(job, sandbox)
         await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=kept_bytes)
-        # After the end is told: destroying takes a moment that nobody needs to wait for.
-        await _see_to_its_end(sandbox.close())
+        if not keep:
+            # After the end is told: destroying takes a moment that nobody needs to wait for.
+            await see_to_its_end(sandbox.close())
 
 
 async def _cpu_s(sandbox: Sandbox, progress: Progress) -> float:
@@ -320,16 +307,6 @@ async def _cpu_s(sandbox: Sandbox, progress: Progress) -> float:
         return progress.earlier_cpu_s + (await sandbox.usage()).cpu_s
     except SandboxLost:
         return progress.cpu_s
-
-
-async def _see_to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even if we are told to stop meanwhile; then stop."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
 
 
 def _lost(error: ClocheError) -> Outcome:

@@ -17,12 +17,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cloche.core.job import Limits, State
 from cloche.core.quota import Month, Quota, Tenant, Usage
+from cloche.core.spec import SandboxSpec
+from cloche.core.standing import Condition
 from cloche.stores.database import Database
-from cloche.stores.tables import holdings, jobs, keys, processor_time, quotas
+from cloche.stores.tables import holdings, jobs, keys, processor_time, quotas, sandboxes
 
 _LOCK = 0x636C6F63
 """Ours among the advisory locks of a PostgreSQL server."""
 _MOST_CPU_S = 1e9
+_TABLES = (keys, jobs, sandboxes, quotas, processor_time, holdings)
+_STANDING = sandboxes.c.condition != Condition.ENDED
 _ACTIVE = jobs.c.state.in_([State.QUEUED, State.RUNNING])
 
 
@@ -53,6 +57,7 @@ class Quotas:
         async with self._database.read() as connection:
             return Usage(
                 jobs=await _active(connection, tenant),
+                sandboxes=await standing(connection, tenant),
                 cpu_s=await _cpu_s(connection, tenant, datetime.now(UTC)),
                 storage_bytes=await _held(connection, tenant),
             )
@@ -63,15 +68,14 @@ class Quotas:
         cpu_ms = sa.func.sum(processor_time.c.cpu_ms)
         async with self._database.read() as connection:
             having_keys = await _by_tenant(connection, keys, sa.func.count(), in_force)
+            having_sandboxes = await _by_tenant(connection, sandboxes, sa.func.count(), _STANDING)
             having_jobs = await _by_tenant(connection, jobs, sa.func.count(), _ACTIVE)
             spending = await _by_tenant(connection, processor_time, cpu_ms, this_month)
             total = sa.func.sum(holdings.c.bytes)
             holding = await _by_tenant(connection, holdings, total, sa.true())
             rows = (await connection.execute(sa.select(quotas))).all()
-            names = sa.union(
-                *(sa.select(table.c.tenant) for table in (keys, jobs, quotas, processor_time))
-            )
-            everyone = set((await connection.execute(names)).scalars()) | set(holding)
+            names = sa.union(*(sa.select(table.c.tenant) for table in _TABLES))
+            everyone = set((await connection.execute(names)).scalars())
         overrides = {row.tenant: row.overrides for row in rows}
         return [
             Tenant(
@@ -79,6 +83,7 @@ class Quotas:
                 keys=having_keys.get(name, 0),
                 usage=Usage(
                     jobs=having_jobs.get(name, 0),
+                    sandboxes=having_sandboxes.get(name, 0),
                     cpu_s=spending.get(name, 0) / 1000,
                     storage_bytes=holding.get(name, 0),
                 ),
@@ -132,11 +137,38 @@ async def admit(connection: AsyncConnection, tenant: str, limits: Limits, defaul
     )
     if quota.jobs is not None:
         quota.check_jobs(await _active(connection, tenant) - 1)
+    await _check_cpu(connection, tenant, quota)
+    if quota.storage_mib is not None:
+        quota.check_storage(await _held(connection, tenant))
+
+
+async def admit_sandbox(
+    connection: AsyncConnection, tenant: str, spec: SandboxSpec, default: Quota
+) -> None:
+    """Check a sandbox that is to be added, by a transaction that has locked the tenant.
+
+    Raises:
+        QuotaExceeded: the tenant has all it may have.
+        LimitsOverQuota: the machine is larger than the tenant may ask for.
+    """
+    quota = await quota_of(connection, tenant, default)
+    quota.check_machine(vcpus=spec.vcpus, memory_mib=spec.memory_mib, disk_mib=spec.disk_mib)
+    if quota.sandboxes is not None:
+        quota.check_sandboxes(await standing(connection, tenant))
+    await _check_cpu(connection, tenant, quota)
+
+
+async def _check_cpu(connection: AsyncConnection, tenant: str, quota: Quota) -> None:
     if quota.cpu_s is not None:
         now = datetime.now(UTC)
         quota.check_cpu(await _cpu_s(connection, tenant, now), now)
-    if quota.storage_mib is not None:
-        quota.check_storage(await _held(connection, tenant))
+
+
+async def standing(connection: AsyncConnection, tenant: str) -> int:
+    """Count a tenant's sandboxes that have not ended."""
+    query = sa.select(sa.func.count()).select_from(sandboxes)
+    mine = query.where(sandboxes.c.tenant == tenant, _STANDING)
+    return (await connection.execute(mine)).scalar_one()
 
 
 async def charge(connection: AsyncConnection, tenant: str, cpu_s: float) -> None:

@@ -142,3 +142,26 @@ browser_sessions = sa.Table(
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("expires_at", Moment, nullable=False),
 )
+
+sandboxes = sa.Table(
+    "sandboxes",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("home", sa.String(64), nullable=False),
+    sa.Column("rung", sa.String(16), nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("condition", sa.String(16), nullable=False),
+    sa.Column("ending", sa.String(16)),
+    sa.Column("env", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("used_at", Moment, nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
+    sa.Column("ended_at", Moment),
+    sa.Column("idle_s", sa.Float),
+    sa.Column("job", sa.String(32), nullable=False),
+    sa.Index("sandboxes_of_tenant", "tenant", "condition", "created_at"),
+    sa.Index("sandboxes_of_home", "home", "condition"),
+    sa.Index("sandboxes_of_job", "job"),
+)
