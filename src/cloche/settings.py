@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from cloche.core.addresses import Network, parse_range
 from cloche.core.errors import BadSettings
 from cloche.core.quota import Quota
 
@@ -58,6 +59,23 @@ class Settings(BaseSettings):
     hosts: Annotated[
         frozenset[str], Field(description="Names the server answers to, besides loopback's; JSON.")
     ] = frozenset()
+    webhook_secret: Annotated[
+        str | None,
+        Field(description="What webhooks are signed with; one is made and kept if unset."),
+    ] = None
+    allow_addresses: Annotated[
+        tuple[Annotated[Network, BeforeValidator(parse_range)], ...],
+        Field(description="Private address ranges that webhooks may be sent to; JSON."),
+    ] = ()
+    max_wall_s: Annotated[
+        float | None, Field(gt=0, description="The most that a job may ask for as `wall_s`.")
+    ] = None
+    max_silent_s: Annotated[
+        float | None, Field(gt=0, description="How long a step may go without writing anything.")
+    ] = None
+    max_cpu_s: Annotated[
+        float | None, Field(gt=0, description="How much processor time a job may use.")
+    ] = None
     apt_sources: Annotated[
         Path | None,
         Field(description="An apt sources file to build the machine image from."),
@@ -85,9 +103,9 @@ def load() -> Settings:
             f"{name}: {where}{first['msg']}.",
             remedy=f"Correct {name}, or unset it for its default.",
         ) from None
-    except SettingsError as error:  # A value that should be JSON, and is not.
-        field = str(error).partition('"')[2].partition('"')[0]
+    except SettingsError as error:
+        # It names the field, and what is wrong with it is always the same.
+        name = "CLOCHE_" + str(error).partition('"')[2].partition('"')[0].upper()
         raise BadSettings(
-            f"CLOCHE_{field.upper()} is not JSON.",
-            remedy=f"Correct CLOCHE_{field.upper()}, or unset it for its default.",
+            f"{name} is not JSON.", remedy=f"Correct {name}, or unset it for its default."
         ) from None

@@ -12,9 +12,10 @@ import typer.main
 from fastapi.routing import APIRoute
 
 import cloche
-from cloche.api import classic, health, jobs, keys, login, page, sandboxes, tenants
+from cloche.api.server import ROUTERS
 from cloche.cli.commands import app
 from cloche.core import errors
+from cloche.core.job import Reason
 from cloche.sandbox.client import _REFUSALS
 from cloche.sandbox.files import Files
 from cloche.sandbox.process import Process
@@ -112,13 +113,17 @@ def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> Non
 
 def test_every_call_of_the_api_is_documented() -> None:
     text = (REFERENCE / "api.md").read_text()
-    ours = (classic, jobs, sandboxes, keys, health, tenants, login, page)
-    for router in (module.router for module in ours):
+    for router in ROUTERS:
         for route in router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods:
                 shown = route.path.replace("{path:path}", "{path}")
                 assert f"| `{method} {shown}` |" in text, f"{method} {route.path}"
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_for_a_jobs_end_is_documented(reason: Reason) -> None:
+    assert f"| `{reason}` |" in (REFERENCE / "api.md").read_text()
 
 
 def test_every_language_is_documented() -> None:

@@ -17,10 +17,11 @@ from cloche.api import files, sse, submit
 from cloche.api.auth import Member, Reader, scope
 from cloche.api.classic import BODY
 from cloche.api.services import Services, Use
-from cloche.api.views import event_view, job_view
+from cloche.api.views import event_view
 from cloche.core.errors import BadRequest, NoSuchFile
 from cloche.core.job import State
 from cloche.core.queue import Filter
+from cloche.core.view import job_view
 from cloche.jobs.sandboxes import Opened
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

@@ -35,6 +35,7 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UserError: HTTPStatus.BAD_REQUEST,
+    errors.RungUnavailable: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.LimitReached: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TransientError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OperatorError: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -8,12 +8,34 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, login, page, problems, sandboxes, tenants
+from cloche.api import (
+    classic,
+    health,
+    jobs,
+    keys,
+    login,
+    page,
+    problems,
+    sandboxes,
+    tenants,
+    webhooks,
+)
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
 
 BODY_BYTES: Final = 16 * 1024 * 1024
+ROUTERS: Final = (
+    classic.router,
+    jobs.router,
+    sandboxes.router,
+    webhooks.router,
+    keys.router,
+    health.router,
+    tenants.router,
+    login.router,
+    page.router,
+)
 
 
 def create_app(services: Services) -> FastAPI:
@@ -27,15 +49,7 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     problems.install(app)
-    for router in (
-        classic.router,
-        jobs.router,
-        sandboxes.router,
-        keys.router,
-        health.router,
-    ):
-        app.include_router(router)
-    for router in (tenants.router, login.router, page.router):
+    for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES)
     _describe(app)

@@ -11,6 +11,8 @@ from fastapi import Depends, Request
 
 from cloche.api.gate import Gate
 from cloche.core.access import Access
+from cloche.core.addresses import Rules
+from cloche.core.outbox import Outbox
 from cloche.core.queue import Queue
 from cloche.core.quota import Quotas
 from cloche.core.record import Record
@@ -30,6 +32,7 @@ class Services:
     sessions: Sessions
     standings: Standings
     sandboxes: Sandboxes
+    outbox: Outbox
     artifacts_of: Callable[[str], Path]
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
@@ -37,6 +40,12 @@ class Services:
     api_key: str | None = None
     """A key from the environment that opens everything."""
     authenticate: bool = True
+    webhook_secret: str = ""
+    """What webhooks are signed with."""
+    addresses: Rules = field(default_factory=Rules)
+    """Where webhooks may be sent."""
+    max_wall_s: float | None = None
+    """The most that a job may ask for."""
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
     gate: Gate = field(default_factory=Gate)

@@ -1,4 +1,4 @@
-"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys."""
+"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys, webhooks."""
 
 from __future__ import annotations
 
@@ -363,3 +363,9 @@ async def quota(tenant: str, changes: Mapping[str, Any], *, reset: bool, as_json
 
 def _limit(value: float | None) -> str:
     return "none" if value is None else f"{value:.12g}"
+
+
+async def webhook_secret() -> None:
+    async with Client.connect() as client:
+        found = await client.call("GET", "/v1/webhooks/secret")
+    sys.stdout.write(found["secret"] + "\n")

@@ -23,6 +23,8 @@ def prepare(data: Path | None) -> settings.Settings:
     )
     # It tells of every plugin it loads.
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It tells of every call, with the address: a webhook's may hold a secret.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     chosen = settings.load()
     if data is not None:
         chosen = chosen.model_copy(update={"data": data})

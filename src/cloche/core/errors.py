@@ -16,6 +16,7 @@
     │   ├── MachinePaused
     │   ├── ImageMissing
     │   ├── PortClosed
+    │   ├── RungUnavailable
     │   ├── NoSuchSandbox
     │   ├── SandboxElsewhere
     │   ├── NoSuchJob
@@ -172,6 +173,12 @@ class PortClosed(UserError):
     """Nobody listens there inside the machine."""
 
     code = "port_closed"
+
+
+class RungUnavailable(UserError):
+    """The host's isolation is weaker than what was demanded; nothing was run on it."""
+
+    code = "rung_unavailable"
 
 
 class NoSuchSandbox(UserError):

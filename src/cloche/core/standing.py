@@ -38,7 +38,7 @@ class Size(Value):
 
     vcpus: Annotated[int, Field(ge=1, le=256)] = Limits().vcpus
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = Limits().memory_mib
-    disk_mib: Annotated[int, Field(ge=64, le=16 << 20)] = Limits().disk_mib
+    disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = Limits().disk_mib
     pids: Annotated[int, Field(ge=32, le=32768)] = Limits().pids
 
 

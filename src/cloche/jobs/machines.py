@@ -18,7 +18,8 @@ class Machines(Protocol):
         """Return a fresh machine.
 
         Raises:
-            BackendUnavailable, MachineNotStarted, ImageMissing: there is none to be had.
+            RungUnavailable, ImageMissing, BackendUnavailable, MachineNotStarted:
+                there is none to be had.
         """
         ...
 

@@ -63,7 +63,8 @@ class Sandboxes:
         """Make a sandbox; when this returns, it stands until its time is up.
 
         Raises:
-            BackendUnavailable, MachineNotStarted, ImageMissing: there is no machine to be had.
+            RungUnavailable, ImageMissing, BackendUnavailable, MachineNotStarted:
+                there is no machine to be had.
             QuotaExceeded, LimitsOverQuota: the tenant may have no such sandbox.
         """
         await self._standings.check_room(tenant, order.spec())

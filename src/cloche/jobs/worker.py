@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -29,7 +30,7 @@ from cloche.core.job import Job, Outcome, Reason, State
 from cloche.core.queue import Queue
 from cloche.core.record import Entry, Record
 from cloche.core.spec import SandboxSpec
-from cloche.jobs import artifacts
+from cloche.jobs import artifacts, watchdog
 from cloche.jobs.machines import Machines, see_to_its_end
 from cloche.jobs.runner import Progress, Runner, read_progress
 from cloche.jobs.sandboxes import Sandboxes
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_NO_CEILINGS: Final = watchdog.Ceilings()
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
 _FAULT = Outcome(
     state=State.FAILED, reason=Reason.FAULT, error="Cloche itself failed; its log tells how."
@@ -68,6 +70,7 @@ class Worker:
         per_tenant: int,
         folder: Path,
         lease: timedelta = LEASE,
+        ceilings: watchdog.Ceilings = _NO_CEILINGS,
     ) -> None:
         self.name = name
         self._queue = queue
@@ -78,6 +81,7 @@ class Worker:
         self._per_tenant = per_tenant
         self._folder = folder
         self._lease = lease
+        self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._awake = asyncio.Event()
@@ -185,13 +189,19 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox, progress)
             return
         try:
-            outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
-            kept = await self._keep_artifacts(job, sandbox)
+            runner = Runner(self._record, self.name, job, sandbox, self._ceilings)
+            outcome = await runner.run(progress)
+            outcome = await watchdog.collect(
+                outcome,
+                self._keep_artifacts(job, sandbox, progress),
+                job.request.limits,
+                progress.began or time.time(),
+            )
         except (SandboxLost, GuestMisbehaved) as error:
             await see_to_its_end(sandbox.close())
             await self._lost(job, error)
             return
-        await self._finish(job, outcome, sandbox, progress, kept_bytes=kept.bytes)
+        await self._finish(job, outcome, sandbox, progress)
 
     async def _machine_of(self, job: Job, progress: Progress) -> Sandbox | None:
         """Return the job's machine: the one it ran on, or a fresh one; None when it is over."""
@@ -239,10 +249,14 @@ class Worker:
         self, job: Job, sandbox: Sandbox, progress: Progress, *, adopted: bool
     ) -> None:
         await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
-        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted}
+        cpu_s = 0.0
+        if not adopted:
+            with contextlib.suppress(SandboxLost):  # The first step will tell.
+                cpu_s = (await sandbox.usage()).cpu_s
+        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted, "cpu_s": cpu_s}
         await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
         if progress.machine != sandbox.id:
-            progress.begin_on(sandbox.id)
+            progress.begin_on(sandbox.id, cpu_s)
 
     async def _lost(self, job: Job, error: ClocheError) -> None:
         progress = await read_progress(self._record, job.id)
@@ -270,29 +284,26 @@ class Worker:
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
-    async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> artifacts.Collected:
+    async def _keep_artifacts(self, job: Job, sandbox: Sandbox, progress: Progress) -> None:
         target = self.artifacts_of(job.id)
         kept = await artifacts.collect(sandbox, job.request.artifacts, target)
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
-        return kept
+        progress.kept_bytes = kept.bytes
 
     def artifacts_of(self, job_id: str) -> Path:
         return self._folder / job_id / "artifacts.zip"
 
     async def _finish(
-        self,
-        job: Job,
-        outcome: Outcome,
-        sandbox: Sandbox,
-        progress: Progress,
-        *,
-        kept_bytes: int = 0,
+        self, job: Job, outcome: Outcome, sandbox: Sandbox, progress: Progress
     ) -> None:
         cpu_s = await _cpu_s(sandbox, progress)
-        keep = job.request.keep_alive_s and outcome.state is not State.CANCELLED
+        kept = outcome.state is not State.CANCELLED and outcome.reason is not Reason.CPU
+        keep = job.request.keep_alive_s and kept
         if keep:
             await self._sandboxes.keep(job, sandbox)
-        await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=kept_bytes)
+        await self._queue.finish(
+            self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=progress.kept_bytes
+        )
         if not keep:
             # After the end is told: destroying takes a moment that nobody needs to wait for.
             await see_to_its_end(sandbox.close())
@@ -304,7 +315,8 @@ async def _cpu_s(sandbox: Sandbox, progress: Progress) -> float:
     The guest's word for a step leaves out what it left running, and may be a lie.
     """
     try:
-        return progress.earlier_cpu_s + (await sandbox.usage()).cpu_s
+        here_s = (await sandbox.usage()).cpu_s - progress.cpu_before
+        return progress.earlier_cpu_s + here_s
     except SandboxLost:
         return progress.cpu_s
 
