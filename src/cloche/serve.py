@@ -32,6 +32,7 @@ from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
@@ -39,6 +40,8 @@ from cloche.stores.quotas import Quotas
 from cloche.stores.record import Record
 from cloche.stores.sessions import Sessions
 from cloche.stores.standings import Standings
+from cloche.stores.uploads import Uploads
+from cloche.upkeep import retention
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -65,7 +68,7 @@ async def serve(
     Raises:
         BadSettings: the settings do not go together.
         OperatorError: the data folder is in use, or the port is taken.
-        StoreUnavailable: the database does not answer.
+        StoreUnavailable: the database or the blob store does not answer.
     """
     check_door(settings, host)
     with listening(host, port) as listener:
@@ -118,17 +121,15 @@ async def _services(
         here = Host.from_settings(settings)
         runtime = await here.backend.check()
         image = here.image("base")
-        address = settings.database or f"sqlite:///{settings.data / 'cloche.db'}"
-        database = await Database.open(address)
+        blobs = await Blobs.open_at(settings.blob_address)
+        database = await Database.open(settings.database_address)
         pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
         try:
             queue = Queue(database, settings.quota)
             record, access = Record(database), Access(database)
-            name, machines, standings = (
-                _name(settings.data),
-                Machines(here, pool),
-                Standings(database, settings.quota),
-            )
+            standings = Standings(database, settings.quota)
+            uploads = Uploads(database, settings.quota)
+            name, machines = _name(settings.data), Machines(here, pool)
             sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
@@ -138,8 +139,8 @@ async def _services(
                 name=name,
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
-                folder=settings.data / "jobs",
                 ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
+                blobs=blobs,
             )
             outbox, rules = Outbox(database), Rules(settings.allow_addresses)
             webhook_secret = await _webhook_secret(outbox, settings)
@@ -157,7 +158,9 @@ async def _services(
                 sandboxes=sandboxes,
                 standings=standings,
                 outbox=outbox,
-                artifacts_of=worker.artifacts_of,
+                blobs=blobs,
+                uploads=uploads,
+                max_upload_bytes=settings.max_upload_mib << 20,
                 wake=worker.wake,
                 rung=here.backend.rung,
                 api_key=settings.api_key,
@@ -167,10 +170,12 @@ async def _services(
                 max_wall_s=settings.max_wall_s,
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
+            upkeep = retention(settings, queue, uploads, blobs)
             working = [
                 asyncio.create_task(worker.run(), name="worker"),
                 asyncio.create_task(sandboxes.run(), name="sandboxes"),
                 asyncio.create_task(sender.run(), name="webhooks"),
+                asyncio.create_task(upkeep.run(), name="retention"),
             ]
             try:
                 yield services, await _first_key(access, settings), runtime

@@ -16,12 +16,14 @@ from cloche.core.quota import Month, Quota, Usage
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.core.standing import Ending, Standing
+from cloche.core.uploads import Upload
 from cloche.stores.access import Access
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.quotas import Quotas
 from cloche.stores.standings import Standings
 from cloche.stores.tables import processor_time
+from cloche.stores.uploads import Uploads
 
 DONE = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
 MIB = 1 << 20
@@ -185,29 +187,38 @@ async def test_artifacts_are_held_until_their_job_is_deleted(queue: Queue, quota
     await queue.submit("a", python())
 
 
-async def test_uploads_are_held_while_there_is_room(quotas: Quotas) -> None:
+def upload(number: int, size: int) -> Upload:
+    return Upload(
+        id=f"{number:032x}", tenant="a", size=size, sha256="0" * 64, created_at=datetime.now(UTC)
+    )
+
+
+async def test_uploads_are_held_while_there_is_room(database: Database, quotas: Quotas) -> None:
+    uploads = Uploads(database)
     await quotas.override("a", {"storage_mib": 1})
-    await quotas.hold("a", "upload:1", MIB // 2)
-    await quotas.hold("a", "upload:1", MIB // 2)
-    await quotas.hold("a", "upload:2", MIB // 2)
+    await uploads.add(upload(1, MIB // 2))
+    await uploads.add(upload(2, MIB // 2))
     with pytest.raises(QuotaExceeded):
-        await quotas.hold("a", "upload:3", 1)
+        await uploads.add(upload(3, 1))
     with pytest.raises(QuotaExceeded):
-        await quotas.hold("a", "upload:2", MIB)
+        await uploads.check_room("a", 0)
+    await uploads.check_room("b", MIB)
     assert (await quotas.usage("a")).storage_bytes == MIB, "a refusal changed something"
 
-    await quotas.let_go("upload:1")
-    await quotas.let_go("upload:1")
+    await uploads.delete(upload(1, 0).id)
 
-    await quotas.hold("a", "upload:3", 1)
+    await uploads.add(upload(3, 1))
+    assert (await quotas.tenants())[0].usage.storage_bytes == MIB // 2 + 1
 
 
-async def test_of_many_uploads_at_once_no_more_are_held_than_there_is_room(quotas: Quotas) -> None:
+async def test_of_many_uploads_at_once_no_more_are_held_than_there_is_room(
+    database: Database, quotas: Quotas
+) -> None:
+    uploads = Uploads(database)
     await quotas.override("a", {"storage_mib": 1})
 
     results = await asyncio.gather(
-        *(quotas.hold("a", f"upload:{number}", MIB // 4) for number in range(12)),
-        return_exceptions=True,
+        *(uploads.add(upload(number, MIB // 4)) for number in range(12)), return_exceptions=True
     )
 
     assert sum(result is None for result in results) == 4, results

@@ -175,6 +175,27 @@ def test_storage_is_full_until_a_job_is_deleted(server: Server) -> None:
     tenant.run(QUICK)
 
 
+def test_uploads_are_taken_while_there_is_room(server: Server) -> None:
+    tenant = Tenant(server, "uploader", storage_mib=1)
+    half = b"x" * (1 << 19)
+    kept = [tenant.client.post("/v1/uploads", content=half) for _ in range(2)]
+    assert [answer.status_code for answer in kept] == [201, 201]
+
+    for content in (b"x", iter([b"x"])):
+        refused = tenant.client.post("/v1/uploads", content=content)
+        assert (refused.status_code, refused.json()["quota"]) == (429, "storage_mib")
+    tenant.refused(QUICK)
+
+    assert tenant.client.delete(f"/v1/uploads/{kept[0].json()['id']}").status_code == 204
+    too_large = tenant.client.post("/v1/uploads", content=half + b"x")
+    assert too_large.status_code == 429, "it would not fit"
+    # Without a length there is no telling ahead; nothing of it stays all the same.
+    unmeasured = tenant.client.post("/v1/uploads", content=iter([half, b"x"]))
+    assert unmeasured.status_code == 429
+    assert tenant.used()["storage_bytes"] == 1 << 19
+    assert tenant.client.post("/v1/uploads", content=half).status_code == 201
+
+
 @pytest.mark.parametrize(
     ("limit", "most", "asked"),
     [("vcpus", 1, 2), ("memory_mib", 512, 513), ("disk_mib", 512, 600), ("wall_s", 60, 61.5)],

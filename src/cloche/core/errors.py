@@ -22,6 +22,8 @@
     │   ├── NoSuchJob
     │   ├── JobNotOver
     │   ├── NoSuchKey
+    │   ├── NoSuchUpload
+    │   ├── RangeRefused
     │   ├── NotAuthenticated
     │   ├── NotAllowed
     │   ├── AgentMissing
@@ -116,7 +118,7 @@ class CommandNotStarted(UserError):
 
 
 class NoSuchFile(UserError):
-    """Nothing is at that path in the machine."""
+    """Nothing is at that path in the machine, or among what a job left behind."""
 
     code = "no_such_file"
 
@@ -200,7 +202,7 @@ class NoSuchJob(UserError):
 
 
 class JobNotOver(UserError):
-    """The job has not ended, and so cannot be deleted."""
+    """The job has not ended, and so cannot be deleted or built upon."""
 
     code = "job_not_over"
 
@@ -209,6 +211,18 @@ class NoSuchKey(UserError):
     """There is no API key of that id."""
 
     code = "no_such_key"
+
+
+class NoSuchUpload(UserError):
+    """There is no upload of that id, or it is not this tenant's."""
+
+    code = "no_such_upload"
+
+
+class RangeRefused(UserError):
+    """The range asked for lies behind the end of the file."""
+
+    code = "range_refused"
 
 
 class NotAuthenticated(UserError):
@@ -334,7 +348,7 @@ class ServerUnreachable(TransientError):
 
 
 class StoreUnavailable(TransientError):
-    """The database cannot be reached."""
+    """The database or the blob store cannot be reached."""
 
     code = "store_unavailable"
 

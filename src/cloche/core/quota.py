@@ -196,15 +196,3 @@ class Quotas(Protocol):
     async def charge(self, tenant: str, cpu_s: float) -> None:
         """Count processor time that a tenant has used."""
         ...
-
-    async def hold(self, tenant: str, what: str, size: int) -> None:
-        """Count `size` bytes for as long as they are held; `what` names them, and counts once.
-
-        Raises:
-            QuotaExceeded: there is no room for them; nothing is counted.
-        """
-        ...
-
-    async def let_go(self, what: str) -> None:
-        """Count what `hold` counted no longer. Idempotent."""
-        ...

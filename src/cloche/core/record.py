@@ -11,6 +11,7 @@ Kind = Literal[
     "submitted",  # the request was accepted
     "started",    # a worker took the job up: worker, attempt
     "machine",    # the job runs on this machine: machine, rung, adopted
+    "inputs",     # the files it was given are in place: files
     "step",       # a step begins: step, tool, process
     "output",     # bytes a step wrote: step, stream, offset; the bytes are its data
     "limit",      # the step is to be ended, for it passed a bound: step, reason, error

@@ -14,9 +14,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
+from cloche.core.blobs import Blobs, artifacts_key
 from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
@@ -68,7 +68,7 @@ class Worker:
         name: str,
         slots: int,
         per_tenant: int,
-        folder: Path,
+        blobs: Blobs,
         lease: timedelta = LEASE,
         ceilings: watchdog.Ceilings = _NO_CEILINGS,
     ) -> None:
@@ -79,7 +79,7 @@ class Worker:
         self._sandboxes = sandboxes
         self._slots = slots
         self._per_tenant = per_tenant
-        self._folder = folder
+        self._blobs = blobs
         self._lease = lease
         self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -189,7 +189,7 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox, progress)
             return
         try:
-            runner = Runner(self._record, self.name, job, sandbox, self._ceilings)
+            runner = Runner(self._record, self._blobs, self.name, job, sandbox, self._ceilings)
             outcome = await runner.run(progress)
             outcome = await watchdog.collect(
                 outcome,
@@ -285,13 +285,12 @@ class Worker:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox, progress: Progress) -> None:
-        target = self.artifacts_of(job.id)
-        kept = await artifacts.collect(sandbox, job.request.artifacts, target)
+        kept = await artifacts.keep(sandbox, job.request.artifacts, self._blobs, job.id)
+        if not kept.files and job.attempt > 1:
+            # What an earlier run left is not what this one did.
+            await self._blobs.delete(artifacts_key(job.id))
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
         progress.kept_bytes = kept.bytes
-
-    def artifacts_of(self, job_id: str) -> Path:
-        return self._folder / job_id / "artifacts.zip"
 
     async def _finish(
         self, job: Job, outcome: Outcome, sandbox: Sandbox, progress: Progress

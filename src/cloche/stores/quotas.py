@@ -8,6 +8,7 @@ place at once, one waits for the other and is then refused.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -20,12 +21,21 @@ from cloche.core.quota import Month, Quota, Tenant, Usage
 from cloche.core.spec import SandboxSpec
 from cloche.core.standing import Condition
 from cloche.stores.database import Database
-from cloche.stores.tables import holdings, jobs, keys, processor_time, quotas, sandboxes
+from cloche.stores.tables import (
+    jobs,
+    kept_artifacts,
+    keys,
+    processor_time,
+    quotas,
+    sandboxes,
+    uploads,
+)
 
 _LOCK = 0x636C6F63
 """Ours among the advisory locks of a PostgreSQL server."""
 _MOST_CPU_S = 1e9
-_TABLES = (keys, jobs, sandboxes, quotas, processor_time, holdings)
+_HELD = (kept_artifacts, uploads)
+_TABLES = (keys, jobs, sandboxes, quotas, processor_time, *_HELD)
 _STANDING = sandboxes.c.condition != Condition.ENDED
 _ACTIVE = jobs.c.state.in_([State.QUEUED, State.RUNNING])
 
@@ -71,8 +81,10 @@ class Quotas:
             having_sandboxes = await _by_tenant(connection, sandboxes, sa.func.count(), _STANDING)
             having_jobs = await _by_tenant(connection, jobs, sa.func.count(), _ACTIVE)
             spending = await _by_tenant(connection, processor_time, cpu_ms, this_month)
-            total = sa.func.sum(holdings.c.bytes)
-            holding = await _by_tenant(connection, holdings, total, sa.true())
+            holding: Counter[str] = Counter()
+            for table in _HELD:
+                total = sa.func.sum(table.c.size)
+                holding.update(await _by_tenant(connection, table, total, sa.true()))
             rows = (await connection.execute(sa.select(quotas))).all()
             names = sa.union(*(sa.select(table.c.tenant) for table in _TABLES))
             everyone = set((await connection.execute(names)).scalars())
@@ -85,7 +97,7 @@ class Quotas:
                     jobs=having_jobs.get(name, 0),
                     sandboxes=having_sandboxes.get(name, 0),
                     cpu_s=spending.get(name, 0) / 1000,
-                    storage_bytes=holding.get(name, 0),
+                    storage_bytes=holding[name],
                 ),
                 overrides=overrides.get(name, {}),
             )
@@ -95,18 +107,6 @@ class Quotas:
     async def charge(self, tenant: str, cpu_s: float) -> None:
         async with self._database.write() as connection:
             await charge(connection, tenant, cpu_s)
-
-    async def hold(self, tenant: str, what: str, size: int) -> None:
-        async with self._database.write() as connection:
-            await lock(connection, tenant)
-            await connection.execute(holdings.delete().where(holdings.c.what == what))
-            quota = await quota_of(connection, tenant, self._default)
-            quota.check_storage(await _held(connection, tenant), size)
-            await hold(connection, tenant, what, size)
-
-    async def let_go(self, what: str) -> None:
-        async with self._database.write() as connection:
-            await connection.execute(holdings.delete().where(holdings.c.what == what))
 
 
 async def lock(connection: AsyncConnection, tenant: str) -> None:
@@ -186,12 +186,21 @@ async def charge(connection: AsyncConnection, tenant: str, cpu_s: float) -> None
         await connection.execute(processor_time.insert().values(**row, cpu_ms=cpu_ms))
 
 
-async def hold(
-    connection: AsyncConnection, tenant: str, what: str, size: int, job_id: str | None = None
-) -> None:
-    """Count bytes, whatever the quota: those of artifacts are there when they are counted."""
-    row = {"what": what, "tenant": tenant, "bytes": size, "job_id": job_id}
-    await connection.execute(holdings.insert().values(row))
+async def keep(connection: AsyncConnection, tenant: str, job_id: str, size: int) -> None:
+    """Count a job's artifacts, whatever the quota: they are there when they are counted."""
+    row = {"job_id": job_id, "tenant": tenant, "size": size}
+    await connection.execute(kept_artifacts.insert().values(row))
+
+
+async def admit_upload(connection: AsyncConnection, tenant: str, size: int, default: Quota) -> None:
+    """Check an upload that is to be added, by a transaction that has locked the tenant.
+
+    Raises:
+        QuotaExceeded: there is no room for it.
+    """
+    quota = await quota_of(connection, tenant, default)
+    if quota.storage_mib is not None:
+        quota.check_storage(await _held(connection, tenant), size)
 
 
 async def _overrides(connection: AsyncConnection, tenant: str) -> Mapping[str, Any]:
@@ -213,8 +222,12 @@ async def _cpu_s(connection: AsyncConnection, tenant: str, now: datetime) -> flo
 
 
 async def _held(connection: AsyncConnection, tenant: str) -> int:
-    total = sa.func.coalesce(sa.func.sum(holdings.c.bytes), 0)
-    query = sa.select(total).where(holdings.c.tenant == tenant)
+    return sum([await _size_of(connection, table, tenant) for table in _HELD])
+
+
+async def _size_of(connection: AsyncConnection, table: sa.Table, tenant: str) -> int:
+    total = sa.func.coalesce(sa.func.sum(table.c.size), 0)
+    query = sa.select(total).where(table.c.tenant == tenant)
     return int((await connection.execute(query)).scalar_one())
 
 

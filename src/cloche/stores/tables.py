@@ -52,6 +52,7 @@ jobs = sa.Table(
     # What a quota counts.
     sa.Index("jobs_of_tenant_in_state", "tenant", "state"),
     sa.Index("jobs_lease", "lease_until"),
+    sa.Index("jobs_finished", "finished_at"),
 )
 
 events = sa.Table(
@@ -83,6 +84,18 @@ keys = sa.Table(
     sa.Column("revoked_at", Moment),
 )
 
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Index("uploads_age", "created_at"),
+    sa.Index("uploads_of_tenant", "tenant", "size"),
+)
+
 audit = sa.Table(
     "audit",
     metadata,
@@ -110,16 +123,16 @@ processor_time = sa.Table(
     sa.Column("cpu_ms", sa.BigInteger, nullable=False),
 )
 
-holdings = sa.Table(
-    "holdings",
+kept_artifacts = sa.Table(
+    "kept_artifacts",
     metadata,
-    sa.Column("what", sa.String(128), primary_key=True),
-    sa.Column("tenant", sa.String(64), nullable=False),
-    sa.Column("bytes", sa.BigInteger, nullable=False),
     # Whatever deletes a job frees what its artifacts took.
-    sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE")),
-    sa.Index("holdings_of_tenant", "tenant", "bytes"),
-    sa.Index("holdings_of_job", "job_id"),
+    sa.Column(
+        "job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    ),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Index("kept_artifacts_of_tenant", "tenant", "size"),
 )
 
 login_links = sa.Table(

@@ -7,12 +7,13 @@ from alembic import op
 
 from cloche.stores.tables import Moment
 
-revision = "0006"
-down_revision = "0005"
+revision = "0008"
+down_revision = "0007"
 
 
 def upgrade() -> None:
     op.create_index("jobs_of_tenant_in_state", "jobs", ["tenant", "state"])
+    op.create_index("uploads_of_tenant", "uploads", ["tenant", "size"])
     op.create_table(
         "quotas",
         sa.Column("tenant", sa.String(64), primary_key=True),
@@ -25,14 +26,17 @@ def upgrade() -> None:
         sa.Column("cpu_ms", sa.BigInteger, nullable=False),
     )
     op.create_table(
-        "holdings",
-        sa.Column("what", sa.String(128), primary_key=True),
+        "kept_artifacts",
+        sa.Column(
+            "job_id",
+            sa.String(32),
+            sa.ForeignKey("jobs.id", ondelete="CASCADE"),
+            primary_key=True,
+        ),
         sa.Column("tenant", sa.String(64), nullable=False),
-        sa.Column("bytes", sa.BigInteger, nullable=False),
-        sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE")),
+        sa.Column("size", sa.BigInteger, nullable=False),
     )
-    op.create_index("holdings_of_tenant", "holdings", ["tenant", "bytes"])
-    op.create_index("holdings_of_job", "holdings", ["job_id"])
+    op.create_index("kept_artifacts_of_tenant", "kept_artifacts", ["tenant", "size"])
     op.create_table(
         "login_links",
         sa.Column("hash", sa.String(64), primary_key=True),
