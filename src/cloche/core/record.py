@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -59,6 +61,13 @@ class Record(Protocol):
 
         Raises:
             LeaseLost: the job is no longer this worker's to write about.
+        """
+        ...
+
+    def listening(self, job_id: str) -> AbstractContextManager[asyncio.Event]:
+        """Return an event that is set as soon as this process adds to a job's history.
+
+        What other processes add is found by looking again now and then.
         """
         ...
 
