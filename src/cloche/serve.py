@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import platform
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
-from cloche.api.auth import LOOPBACK
+from cloche.api.auth import LOOPBACK, environment
 from cloche.api.server import create_app
 from cloche.api.services import Services
 from cloche.app import Host, Machines
@@ -35,7 +36,9 @@ from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
+from cloche.stores.quotas import Quotas
 from cloche.stores.record import Record
+from cloche.stores.sessions import Sessions
 from cloche.stores.standings import Standings
 from cloche.stores.uploads import Uploads
 from cloche.upkeep import retention
@@ -50,10 +53,15 @@ class Running:
     url: str
     key_file: Path | None
     rung: str
+    runtime: str
+    """The program that starts machines, with its version."""
+    pool_size: int
+    link: Callable[[], Awaitable[str | None]]
+    """Make a link that lets one browser in; None when none is needed."""
 
 
 async def serve(
-    settings: Settings, *, host: str, port: int, on_ready: Callable[[Running], None]
+    settings: Settings, *, host: str, port: int, on_ready: Callable[[Running], Awaitable[None]]
 ) -> None:
     """Serve until cancelled; then stop in order, with the machines of running jobs alive.
 
@@ -62,27 +70,39 @@ async def serve(
         OperatorError: the data folder is in use, or the port is taken.
         StoreUnavailable: the database or the blob store does not answer.
     """
-    if settings.auth == "off" and host not in LOOPBACK:
-        raise BadSettings(
-            f"CLOCHE_AUTH=off on {host} would let anyone who can reach it run code here.",
-            remedy="Bind to 127.0.0.1, or leave authentication on.",
-        )
-    with _listening(host, port) as listener:
-        async with _services(settings, host) as (services, key_file):
+    check_door(settings, host)
+    with listening(host, port) as listener:
+        async with _services(settings, host) as (services, key_file, runtime):
             config = uvicorn.Config(
                 create_app(services), log_config=None, access_log=False, lifespan="off"
             )
             server = _Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             bound = listener.getsockname()[1]
-            shown = f"[{host}]" if ":" in host else host
-            on_ready(Running(url=f"http://{shown}:{bound}", key_file=key_file, rung=services.rung))
+            url = f"http://{_reached_at(host)}:{bound}"
+            running = Running(
+                url=url,
+                key_file=key_file,
+                rung=services.rung,
+                runtime=runtime,
+                pool_size=settings.pool_size,
+                link=functools.partial(_link, services, key_file, url),
+            )
             try:
+                await on_ready(running)
                 await asyncio.shield(serving)
-            except asyncio.CancelledError:
+            finally:
                 server.should_exit = True
                 await serving
-                raise
+
+
+def check_door(settings: Settings, host: str) -> None:
+    """Raise `BadSettings` if the server would be open to anyone who can reach it."""
+    if settings.auth == "off" and host not in LOOPBACK:
+        raise BadSettings(
+            f"CLOCHE_AUTH=off on {host} would let anyone who can reach it run code here.",
+            remedy="Bind to 127.0.0.1, or leave authentication on.",
+        )
 
 
 class _Server(uvicorn.Server):
@@ -94,17 +114,21 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Services, Path | None]]:
+async def _services(
+    settings: Settings, host: str
+) -> AsyncIterator[tuple[Services, Path | None, str]]:
     with _alone(settings.data):
         here = Host.from_settings(settings)
-        await here.backend.check()
+        runtime = await here.backend.check()
         image = here.image("base")
         blobs = await Blobs.open_at(settings.blob_address)
         database = await Database.open(settings.database_address)
         pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
         try:
-            queue, record, access = Queue(database), Record(database), Access(database)
-            standings, uploads = Standings(database), Uploads(database)
+            queue = Queue(database, settings.quota)
+            record, access = Record(database), Access(database)
+            standings = Standings(database, settings.quota)
+            uploads = Uploads(database, settings.quota)
             name, machines = _name(settings.data), Machines(here, pool)
             sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
@@ -129,6 +153,8 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 queue=queue,
                 record=record,
                 access=access,
+                quotas=Quotas(database, settings.quota),
+                sessions=Sessions(database),
                 sandboxes=sandboxes,
                 standings=standings,
                 outbox=outbox,
@@ -152,7 +178,7 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 asyncio.create_task(upkeep.run(), name="retention"),
             ]
             try:
-                yield services, await _first_key(access, settings)
+                yield services, await _first_key(access, settings), runtime
             finally:
                 for task in working:
                     task.cancel()
@@ -188,7 +214,7 @@ def _alone(data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -204,6 +230,29 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
     finally:
         listener.close()
+
+
+def _reached_at(host: str) -> str:
+    """Return the name by which a browser on this host finds us: we go by no wildcard."""
+    if host in _ANY_ADDRESS:
+        return "[::1]" if ":" in host else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+async def _link(services: Services, key_file: Path | None, url: str) -> str | None:
+    """Make a link for whoever started the server."""
+    caller = None
+    if services.api_key:
+        caller = environment(services.api_key)
+    elif key_file is not None:
+        secret = await asyncio.to_thread(key_file.read_text)
+        caller = await services.access.identify(secret.strip())
+    if caller is None or not services.authenticate:
+        return None
+    made = await services.sessions.link(
+        key_id=caller.key_id, tenant=caller.tenant, role=caller.role
+    )
+    return f"{url}/login?token={made.token}"
 
 
 def _name(data: Path) -> str:

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from cloche.core.addresses import Network, parse_range
 from cloche.core.errors import BadSettings
+from cloche.core.quota import Quota
 
 
 def _default_data() -> Path:
@@ -42,6 +43,9 @@ class Settings(BaseSettings):
     jobs_per_tenant: Annotated[
         int, Field(ge=1, le=10_000, description="Jobs of one tenant that run at once.")
     ] = 100
+    quota: Annotated[
+        Quota, Field(description="What a tenant may have that has no quota of its own; JSON.")
+    ] = Quota()
     api_key: Annotated[
         str | None, Field(min_length=16, description="A key that opens everything, as an admin's.")
     ] = None
@@ -117,13 +121,14 @@ def load() -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"CLOCHE_{first['loc'][0]}".upper()
+        where = "".join(f"{part}: " for part in first["loc"][1:])
         raise BadSettings(
-            f"{name}: {first['msg']}.",
+            f"{name}: {where}{first['msg']}.",
             remedy=f"Correct {name}, or unset it for its default.",
         ) from None
     except SettingsError as error:
         # It names the field, and what is wrong with it is always the same.
         name = "CLOCHE_" + str(error).partition('"')[2].partition('"')[0].upper()
         raise BadSettings(
-            f"{name} is not JSON.", remedy=f"Write it as a list: {name}='[\"…\"]'."
+            f"{name} is not JSON.", remedy=f"Correct {name}, or unset it for its default."
         ) from None

@@ -1,23 +1,26 @@
-"""Lets callers in: by key, even on loopback, and only from where they may come.
+"""Lets callers in: by key or session, even on loopback, and only from where they may come.
 
 An agent server that any web page can reach is a way into the host, so a request
-that a browser sent from another site is refused whatever it carries.
+that a browser sent from another site is refused whatever it carries. A browser
+sends its cookie by itself, so what changes something must come from our own page.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from cloche.api.services import Services, Use
-from cloche.core.access import Caller, Role
+from cloche.core.access import ENVIRONMENT, Caller, Role
 from cloche.core.errors import NotAllowed, NotAuthenticated
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_ENVIRONMENT = Caller(key_id="environment", tenant="default", role=Role.ADMIN)
+COOKIE = "cloche_session"
 _NOBODY = Caller(key_id="none", tenant="default", role=Role.ADMIN)
 
 
@@ -25,30 +28,108 @@ async def identify(request: Request, services: Use) -> Caller:
     """Return whose request this is.
 
     Raises:
-        NotAuthenticated: it carries no key, or a wrong one.
+        NotAuthenticated: it carries neither key nor session, or a wrong one.
         NotAllowed: it was sent to a name we do not go by, or from another site.
+        RateLimited: its key makes too many requests, or its address too many guesses.
     """
-    _check_names(request, services)
+    check_names(request, services)
     if not services.authenticate:
         return _NOBODY
     secret = _secret(request)
-    if secret is None:
-        raise NotAuthenticated(
-            "The request carries no API key.",
-            remedy="Send it as `Authorization: Bearer KEY`; `cloche keys create` makes one.",
-        )
-    if services.api_key and hmac.compare_digest(secret.encode(), services.api_key.encode()):
-        return _ENVIRONMENT
-    caller = await services.access.identify(secret)
+    if secret is not None:
+        return await _let_in(request, services, secret, _by_key)
+    cookie = request.cookies.get(COOKIE)
+    if cookie is not None:
+        check_same_origin(request)
+        return await _let_in(request, services, cookie, _by_session)
+    raise NotAuthenticated(
+        "The request carries no API key.",
+        remedy="Send it as `Authorization: Bearer KEY`; `cloche keys create` makes one.",
+    )
+
+
+async def _let_in(
+    request: Request,
+    services: Services,
+    credential: str,
+    identified: Callable[[str, Services], Awaitable[Caller | None]],
+) -> Caller:
+    counted = services.gate.enter(address(request), credential)
+    caller = await identified(credential, services)
     if caller is None:
+        services.gate.wrong(address(request), credential)
         raise NotAuthenticated(
-            "The API key opens nothing here.",
-            remedy="Check it for typing errors; `cloche keys list` tells which are in force.",
+            "The API key opens nothing here, or the session has ended.",
+            remedy="Check the key for typing errors; `cloche keys list` tells which are in force. "
+            "For a browser, get a new link with `cloche open`.",
         )
+    if not counted:
+        services.gate.right(credential, caller.key_id, await services.quotas.of(caller.tenant))
     return caller
 
 
-def _check_names(request: Request, services: Services) -> None:
+async def _by_key(secret: str, services: Services) -> Caller | None:
+    if services.api_key and hmac.compare_digest(secret.encode(), services.api_key.encode()):
+        return environment(services.api_key)
+    return await services.access.identify(secret)
+
+
+async def _by_session(secret: str, services: Services) -> Caller | None:
+    session = await services.sessions.identify(secret)
+    if session is None or not _key_is_ours(session.key_id, services):
+        return None
+    return Caller(
+        key_id=session.key_id,
+        tenant=session.tenant,
+        role=session.role,
+        session_until=session.expires_at,
+    )
+
+
+def environment(api_key: str) -> Caller:
+    """Return who comes with the key of the environment: by its hash, so that a new key is another
+    caller, and the sessions of the old one end."""
+    mark = hashlib.sha256(api_key.encode()).hexdigest()[:12]
+    return Caller(key_id=f"{ENVIRONMENT}{mark}", tenant="default", role=Role.ADMIN)
+
+
+def _key_is_ours(key_id: str, services: Services) -> bool:
+    if not key_id.startswith(ENVIRONMENT):
+        return True
+    return services.api_key is not None and environment(services.api_key).key_id == key_id
+
+
+def check_same_origin(request: Request) -> None:
+    """Refuse what changes something unless a page of our own sent it.
+
+    `SameSite` alone does not do: to it, every port of a host is one site.
+
+    Raises:
+        NotAllowed: it came from elsewhere, or does not say from where.
+    """
+    if request.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    origin = request.headers.get("origin")
+    ours = origin == own_origin(request)
+    if origin is None:  # Left out by a few browsers, and by whatever is none.
+        ours = request.headers.get("sec-fetch-site") == "same-origin"
+    if not ours:
+        raise NotAllowed(
+            "The request carries a session, but was not sent by a page of this server.",
+            remedy="Use the page, or send an API key. Behind a proxy that ends TLS, see that it "
+            "sends X-Forwarded-Proto.",
+        )
+
+
+def own_origin(request: Request) -> str:
+    return f"{request.url.scheme}://{request.headers.get('host', '')}"
+
+
+def address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def check_names(request: Request, services: Services) -> None:
     """Refuse what another site made a browser send (DNS rebinding, cross-site requests)."""
     host = _name(f"//{request.headers.get('host', '')}")
     known = LOOPBACK | services.hosts

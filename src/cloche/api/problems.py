@@ -5,6 +5,7 @@ The one place where an error of ours gets a status.
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NoSuchUpload: HTTPStatus.NOT_FOUND,
     errors.NoSuchFile: HTTPStatus.NOT_FOUND,
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
+    errors.LimitsOverQuota: HTTPStatus.FORBIDDEN,
+    errors.QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.RateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     errors.JobNotOver: HTTPStatus.CONFLICT,
     errors.MachinePaused: HTTPStatus.CONFLICT,
     errors.SandboxElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
@@ -60,19 +64,29 @@ def install(app: FastAPI) -> None:
 
 
 def problem(error: errors.ClocheError) -> JSONResponse:
-    return _answer(_status(error), error.code, error.message, error.remedy)
+    answer = _answer(_status(error), error.code, error.message, error.remedy, **_members(error))
+    if isinstance(error, errors.QuotaExceeded | errors.RateLimited) and error.retry_after_s:
+        answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return answer
 
 
 def describe(error: errors.ClocheError) -> dict[str, Any]:
     """Put an error into a problem's words, for a stream that has begun."""
-    return _body(_status(error), error.code, error.message, error.remedy)
+    return _body(_status(error), error.code, error.message, error.remedy, **_members(error))
 
 
 def _status(error: errors.ClocheError) -> HTTPStatus:
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
-def _body(status: HTTPStatus, code: str, detail: str, remedy: str) -> dict[str, Any]:
+def _members(error: errors.ClocheError) -> dict[str, Any]:
+    """Return what a problem tells besides the usual (RFC 9457, section 3.2)."""
+    if isinstance(error, errors.QuotaExceeded):
+        return {"quota": error.quota, "used": error.used, "limit": error.limit}
+    return {}
+
+
+def _body(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> dict[str, Any]:
     return {
         "type": f"urn:cloche:problem:{code}",
         "title": status.phrase,
@@ -80,11 +94,12 @@ def _body(status: HTTPStatus, code: str, detail: str, remedy: str) -> dict[str, 
         "detail": detail,
         "code": code,
         "remedy": remedy,
+        **more,
     }
 
 
-def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
-    body = _body(status, code, detail, remedy)
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> JSONResponse:
+    body = _body(status, code, detail, remedy, **more)
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

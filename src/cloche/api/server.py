@@ -13,8 +13,11 @@ from cloche.api import (
     health,
     jobs,
     keys,
+    login,
+    page,
     problems,
     sandboxes,
+    tenants,
     uploads,
     webhooks,
 )
@@ -31,6 +34,9 @@ ROUTERS: Final = (
     webhooks.router,
     keys.router,
     health.router,
+    tenants.router,
+    login.router,
+    page.router,
 )
 
 

@@ -8,12 +8,15 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from cloche.api.gate import Gate
 from cloche.core.access import Access
 from cloche.core.addresses import Rules
 from cloche.core.blobs import Blobs
 from cloche.core.outbox import Outbox
 from cloche.core.queue import Queue
+from cloche.core.quota import Quotas
 from cloche.core.record import Record
+from cloche.core.session import Sessions
 from cloche.core.standing import Standings
 from cloche.core.uploads import Uploads
 from cloche.jobs.sandboxes import Sandboxes
@@ -26,6 +29,8 @@ class Services:
     queue: Queue
     record: Record
     access: Access
+    quotas: Quotas
+    sessions: Sessions
     standings: Standings
     sandboxes: Sandboxes
     outbox: Outbox
@@ -46,6 +51,7 @@ class Services:
     max_upload_bytes: int = 2048 << 20
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
+    gate: Gate = field(default_factory=Gate)
 
 
 def services(request: Request) -> Services:

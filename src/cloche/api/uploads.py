@@ -30,6 +30,8 @@ _ANY_BYTES = {
 @router.post("", status_code=201, openapi_extra=_ANY_BYTES)
 async def create(request: Request, caller: Member, services: Use) -> dict[str, Any]:
     """Keep the request's body, whatever it is, for jobs to use."""
+    told = request.headers.get("content-length", "")
+    await services.uploads.check_room(caller.tenant, int(told) if told.isdecimal() else 0)
     upload_id = secrets.token_hex(16)
     body = _Measured(request.stream())
     key = upload_key(upload_id)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cloche.cli import image, jobs, sandboxes
+from cloche.cli import image, jobs, sandboxes, tenants
 
 app = typer.Typer(
     name="cloche",
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(image.app, name="image")
 jobs.register(app)
 sandboxes.register(app)
+app.add_typer(tenants.app, name="tenants")
 
 Vcpus = Annotated[int, typer.Option(help="Processors.")]
 Memory = Annotated[int, typer.Option(metavar="MIB", help="Memory.")]
@@ -113,15 +114,34 @@ def shell(
     raise typer.Exit(show.run(terminal.shell(spec, execute.parse_env(env or []), cwd)))
 
 
+ListenOn = Annotated[str, typer.Option(help="The address to listen on.")]
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any.")]
+Data = Annotated[Path | None, typer.Option(help="The data folder, in place of CLOCHE_DATA.")]
+
+
 @app.command()
-def serve(
+def up(*, host: ListenOn = "127.0.0.1", port: Port = 8000, data: Data = None) -> None:
+    """Run the server, build the machine image first if need be, and say how to go on."""
+    from cloche.cli import show
+    from cloche.cli import up as command
+
+    show.run(command.up(host, port, data.absolute() if data else None), serving=True)
+
+
+@app.command(name="open")
+def open_(
     *,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any.")] = 8000,
-    data: Annotated[
-        Path | None, typer.Option(help="The data folder, in place of CLOCHE_DATA.")
-    ] = None,
+    role: Annotated[str | None, typer.Option(help="A lesser role than the key's own.")] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Open it in a browser here.")] = False,
 ) -> None:
+    """Print a link that lets one browser in, once, within ten minutes."""
+    from cloche.cli import remote, show
+
+    show.run(remote.open_page(role=role, browser=browser))
+
+
+@app.command()
+def serve(*, host: ListenOn = "127.0.0.1", port: Port = 8000, data: Data = None) -> None:
     """Run the server: the API and a worker, in one process."""
     from cloche.cli import server, show
 

@@ -49,7 +49,7 @@ def build(
     images = _images()
 
     async def run() -> Image:
-        with _reporting() as report:
+        with reporting() as report:
             return await images.build(
                 progress=report, force=force, apt_sources=apt_sources or settings.apt_sources
             )
@@ -137,7 +137,7 @@ def _print_table(images: tuple[Listed, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _reporting() -> Iterator[Callable[[Progress], None]]:
+def reporting() -> Iterator[Callable[[Progress], None]]:
     """Show progress on the error stream: a bar in a terminal, a line a step elsewhere."""
     if not sys.stderr.isatty():
         yield _lines()

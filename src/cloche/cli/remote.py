@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -289,6 +290,79 @@ async def revoke_key(key_id: str) -> None:
     async with Client.connect() as client:
         await client.call("DELETE", f"/v1/keys/{key_id}")
     sys.stdout.write(f"{key_id} is revoked\n")
+
+
+async def open_page(*, role: str | None, browser: bool) -> None:
+    async with Client.connect() as client:
+        body = {} if role is None else {"role": role}
+        link = await client.call("POST", "/v1/login-links", json=body)
+    sys.stdout.write(link["url"] + "\n")
+    if browser:
+        import webbrowser
+
+        # Without a display it would be a text browser, in this very terminal.
+        seen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not seen or not webbrowser.open(link["url"]):
+            say("no browser is to be had here; open the link elsewhere")
+
+
+async def list_tenants(*, as_json: bool) -> None:
+    async with Client.connect() as client:
+        found = await client.call("GET", "/v1/tenants")
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in (
+        "tenant",
+        "keys",
+        "jobs",
+        "sandboxes",
+        "CPU s this month",
+        "stored",
+        "differs in",
+    ):
+        left = title in ("tenant", "differs in")
+        table.add_column(title, justify="left" if left else "right", no_wrap=title != "differs in")
+    for tenant in found["tenants"]:
+        used = tenant["used"]
+        table.add_row(
+            tenant["tenant"],
+            str(tenant["keys"]),
+            str(used["jobs"]),
+            str(used["sandboxes"]),
+            f"{used['cpu_s']:.1f}",
+            f"{used['storage_bytes'] / (1 << 20):.1f} MiB",
+            ", ".join(f"{name}={_limit(value)}" for name, value in tenant["overrides"].items()),
+        )
+    Console(highlight=False, markup=False).print(table)
+
+
+async def quota(tenant: str, changes: Mapping[str, Any], *, reset: bool, as_json: bool) -> None:
+    """Show a tenant's quota, after changing it if need be."""
+    path = f"/v1/tenants/{tenant}/quota"
+    async with Client.connect() as client:
+        found = await client.call("DELETE" if reset else "GET", path)
+        if changes:
+            values = {**found["overrides"], **changes}
+            kept = {name: value for name, value in values.items() if value != "default"}
+            found = await client.call("PUT", path, json=kept)
+    if as_json:
+        print_json(found)
+        return
+    used = dict(found["used"])
+    used["storage_mib"] = round(used.pop("storage_bytes") / (1 << 20), 1)
+    for name, limit in found["quota"].items():
+        own = " (its own)" if name in found["overrides"] else ""
+        has = f"  {used[name]:g} used" if name in used else ""
+        sys.stdout.write(f"{name:>15}: {_limit(limit)}{own}{has}\n")
+
+
+def _limit(value: float | None) -> str:
+    return "none" if value is None else f"{value:.12g}"
 
 
 async def webhook_secret() -> None:

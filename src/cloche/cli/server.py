@@ -13,6 +13,11 @@ from cloche.serve import serve as run_server
 
 async def serve(host: str, port: int, data: Path | None) -> None:
     """Serve until a signal says to stop."""
+    await run_server(prepare(data), host=host, port=port, on_ready=_banner)
+
+
+def prepare(data: Path | None) -> settings.Settings:
+    """Set the log up and read the settings."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -23,10 +28,10 @@ async def serve(host: str, port: int, data: Path | None) -> None:
     chosen = settings.load()
     if data is not None:
         chosen = chosen.model_copy(update={"data": data})
-    await run_server(chosen, host=host, port=port, on_ready=_banner)
+    return chosen
 
 
-def _banner(running: Running) -> None:
+async def _banner(running: Running) -> None:
     lines = [f"Cloche is at {running.url}, giving machines of the {running.rung} rung."]
     if running.key_file is not None:
         lines.append(f"The first API key is in {running.key_file}.")

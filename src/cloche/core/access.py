@@ -6,7 +6,10 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+ENVIRONMENT: Final = "env:"
+"""How the ids of keys begin that are not in the database, but in a server's environment."""
 
 
 class Role(enum.StrEnum):
@@ -28,6 +31,8 @@ class Caller:
     key_id: str
     tenant: str
     role: Role
+    session_until: datetime | None = None
+    """When the session ends, if it is a browser that was let in by a link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,9 @@
     │   ├── NotAuthenticated
     │   ├── NotAllowed
     │   ├── AgentMissing
+    │   ├── LimitsOverQuota
+    │   ├── QuotaExceeded
+    │   ├── RateLimited
     │   └── IdempotencyConflict
     ├── OperatorError          fix the host or its settings
     │   ├── BackendUnavailable
@@ -244,6 +247,44 @@ class IdempotencyConflict(UserError):
     """The idempotency key was used before, for another request."""
 
     code = "idempotency_conflict"
+
+
+class LimitsOverQuota(UserError):
+    """The machine or time asked for is larger than this tenant may have."""
+
+    code = "limits_over_quota"
+
+
+class QuotaExceeded(UserError):
+    """The tenant has as much as it may have; nothing was stored."""
+
+    code = "quota_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str,
+        quota: str = "",
+        used: float = 0,
+        limit: float = 0,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.quota = quota
+        self.used = used
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(UserError):
+    """Too many requests, or too many wrong keys, in too short a time."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, *, remedy: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after_s = retry_after_s
 
 
 class BackendUnavailable(OperatorError):

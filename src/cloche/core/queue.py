@@ -46,6 +46,8 @@ class Queue(Protocol):
 
         Raises:
             IdempotencyConflict: the key was used for another request.
+            QuotaExceeded: the tenant has all it may have; nothing is stored.
+            LimitsOverQuota: the request asks for more than the tenant may; nothing is stored.
         """
         ...
 
@@ -88,8 +90,16 @@ class Queue(Protocol):
         """
         ...
 
-    async def finish(self, worker: str, job_id: str, outcome: Outcome) -> Job:
-        """End a held job.
+    async def finish(
+        self,
+        worker: str,
+        job_id: str,
+        outcome: Outcome,
+        *,
+        cpu_s: float = 0.0,
+        kept_bytes: int = 0,
+    ) -> Job:
+        """End a held job, and count what it used and what it leaves against its tenant's quota.
 
         Raises:
             LeaseLost: another worker has it, or it is over.

@@ -88,7 +88,18 @@ class Standings(Protocol):
     """The sandboxes there are. Every call may raise `StoreUnavailable`."""
 
     async def add(self, standing: Standing) -> None:
-        """Remember a sandbox; one that is there already is left as it is."""
+        """Remember a sandbox; one that is there already is left as it is.
+
+        The kept machine of a job counts, but is not refused: the job was accepted.
+
+        Raises:
+            QuotaExceeded: the tenant has all it may have; nothing is stored.
+            LimitsOverQuota: the machine is larger than the tenant may ask for.
+        """
+        ...
+
+    async def check_room(self, tenant: str, spec: SandboxSpec) -> None:
+        """Tell ahead whether `add` would be refused, before there is a machine. Raises as it."""
         ...
 
     async def get(self, sandbox_id: str, *, tenant: str | None = None) -> Standing:

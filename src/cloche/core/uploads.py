@@ -22,8 +22,16 @@ class Upload:
 class Uploads(Protocol):
     """Whose upload is whose. Every call may raise `StoreUnavailable`."""
 
+    async def check_room(self, tenant: str, size: int) -> None:
+        """Tell ahead whether `add` would be refused, before bytes are kept. Raises as it."""
+        ...
+
     async def add(self, upload: Upload) -> None:
-        """Note an upload whose bytes are kept."""
+        """Note an upload whose bytes are kept.
+
+        Raises:
+            QuotaExceeded: the tenant holds all it may; nothing is noted.
+        """
         ...
 
     async def get(self, upload_id: str, tenant: str | None = None) -> Upload:

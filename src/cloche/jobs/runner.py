@@ -53,10 +53,17 @@ class Progress:
     """Why that step is to be ended, if that was decided."""
     cpu_before: float = 0.0
     """What the machine had used when the job came to it."""
+    cpu_s: float = 0.0
+    """What steps that have ended used, on every machine."""
+    earlier_cpu_s: float = 0.0
+    """What of that was on machines before this one."""
+    kept_bytes: int = 0
+    """What was kept of what it left, once that is done."""
 
     def begin_on(self, machine: str, cpu_before: float = 0.0) -> None:
         """Start over: another machine knows nothing of what the last one did."""
         self.step, self.process, self.machine, self.touched = 0, "", machine, False
+        self.earlier_cpu_s = self.cpu_s
         self.offsets = {"stdout": 0, "stderr": 0}
         self.breach, self.cpu_before = None, cpu_before
 
@@ -79,6 +86,7 @@ class Progress:
                 self.breach = Breach(reason=Reason(event.body["reason"]), error=event.body["error"])
             case "step_ended":
                 self.step, self.process, self.breach = event.body["step"] + 1, "", None
+                self.cpu_s += event.body.get("cpu_s", 0.0)
             case _:
                 pass
 

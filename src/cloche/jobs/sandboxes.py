@@ -65,7 +65,9 @@ class Sandboxes:
         Raises:
             RungUnavailable, ImageMissing, BackendUnavailable, MachineNotStarted:
                 there is no machine to be had.
+            QuotaExceeded, LimitsOverQuota: the tenant may have no such sandbox.
         """
+        await self._standings.check_room(tenant, order.spec())
         sandbox = await self._machines.claim(order.spec(), order.min_rung)
         now = datetime.now(UTC)
         standing = Standing(

@@ -186,14 +186,14 @@ class Worker:
         if sandbox is None:
             return
         if job.cancel_requested:
-            await self._finish(job, _CANCELLED, sandbox)
+            await self._finish(job, _CANCELLED, sandbox, progress)
             return
         try:
             runner = Runner(self._record, self._blobs, self.name, job, sandbox, self._ceilings)
             outcome = await runner.run(progress)
             outcome = await watchdog.collect(
                 outcome,
-                self._keep_artifacts(job, sandbox),
+                self._keep_artifacts(job, sandbox, progress),
                 job.request.limits,
                 progress.began or time.time(),
             )
@@ -201,7 +201,7 @@ class Worker:
             await see_to_its_end(sandbox.close())
             await self._lost(job, error)
             return
-        await self._finish(job, outcome, sandbox)
+        await self._finish(job, outcome, sandbox, progress)
 
     async def _machine_of(self, job: Job, progress: Progress) -> Sandbox | None:
         """Return the job's machine: the one it ran on, or a fresh one; None when it is over."""
@@ -214,7 +214,7 @@ class Worker:
                     job.cancel_requested
                 ):
                     outcome = _CANCELLED if job.cancel_requested else _lost(error)
-                    await self._queue.finish(self.name, job.id, outcome)
+                    await self._queue.finish(self.name, job.id, outcome, cpu_s=progress.cpu_s)
                     return None
             else:
                 await self._note_machine(job, sandbox, progress, adopted=True)
@@ -235,7 +235,7 @@ class Worker:
                 reason=Reason.NOT_STARTED,
                 error=f"{error.message} {error.remedy}",
             )
-            await self._queue.finish(self.name, job.id, failed)
+            await self._queue.finish(self.name, job.id, failed, cpu_s=progress.cpu_s)
             return None
         try:
             await self._note_machine(job, sandbox, progress, adopted=False)
@@ -265,37 +265,59 @@ class Worker:
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
             await self._queue.release(self.name, job.id)
         else:
-            await self._queue.finish(self.name, job.id, _lost(error))
+            await self._queue.finish(self.name, job.id, _lost(error), cpu_s=progress.cpu_s)
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
         """Kill what runs, prove it by destroying the machine, and say so."""
         try:
             current = await self._queue.get(job.id)
+            progress = await read_progress(self._record, job.id)
+            cpu_s = progress.cpu_s
             if current.machine:
                 with contextlib.suppress(NoSuchMachine):
-                    await (await self._machines.adopt(current.machine)).close()
-            await self._queue.finish(self.name, job.id, outcome)
+                    sandbox = await self._machines.adopt(current.machine)
+                    cpu_s = await _cpu_s(sandbox, progress)
+                    await sandbox.close()
+            await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s)
         except (LeaseLost, NoSuchJob):
             return  # It is over, or another's.
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
-    async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
+    async def _keep_artifacts(self, job: Job, sandbox: Sandbox, progress: Progress) -> None:
         kept = await artifacts.keep(sandbox, job.request.artifacts, self._blobs, job.id)
         if not kept.files and job.attempt > 1:
             # What an earlier run left is not what this one did.
             await self._blobs.delete(artifacts_key(job.id))
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
+        progress.kept_bytes = kept.bytes
 
-    async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
+    async def _finish(
+        self, job: Job, outcome: Outcome, sandbox: Sandbox, progress: Progress
+    ) -> None:
+        cpu_s = await _cpu_s(sandbox, progress)
         kept = outcome.state is not State.CANCELLED and outcome.reason is not Reason.CPU
-        if job.request.keep_alive_s and kept:
+        keep = job.request.keep_alive_s and kept
+        if keep:
             await self._sandboxes.keep(job, sandbox)
-            await self._queue.finish(self.name, job.id, outcome)
-            return
-        await self._queue.finish(self.name, job.id, outcome)
-        # After the end is told: destroying takes a moment that nobody needs to wait for.
-        await see_to_its_end(sandbox.close())
+        await self._queue.finish(
+            self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=progress.kept_bytes
+        )
+        if not keep:
+            # After the end is told: destroying takes a moment that nobody needs to wait for.
+            await see_to_its_end(sandbox.close())
+
+
+async def _cpu_s(sandbox: Sandbox, progress: Progress) -> float:
+    """Return what the job used in all: this machine by the host's count, lost ones by its history.
+
+    The guest's word for a step leaves out what it left running, and may be a lie.
+    """
+    try:
+        here_s = (await sandbox.usage()).cpu_s - progress.cpu_before
+        return progress.earlier_cpu_s + here_s
+    except SandboxLost:
+        return progress.cpu_s
 
 
 def _lost(error: ClocheError) -> Outcome:

@@ -17,8 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
 from cloche.core.queue import Filter, Page, Submitted
+from cloche.core.quota import Quota
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
+from cloche.stores import quotas
 from cloche.stores.database import Database
 from cloche.stores.outbox import add_delivery
 from cloche.stores.record import add_entries
@@ -28,8 +30,10 @@ from cloche.stores.tables import Moment, jobs
 class Queue:
     """Jobs in the `jobs` table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quota: Quota | None = None) -> None:
         self._database = database
+        self._quota = quota or Quota()
+        """What a tenant may have that has no quota of its own."""
 
     async def submit(self, tenant: str, request: Request) -> Submitted:
         job_id = secrets.token_hex(8)
@@ -45,7 +49,10 @@ class Queue:
         }
         try:
             async with self._database.write() as connection:
+                await quotas.lock(connection, tenant)
                 await connection.execute(jobs.insert().values(row))
+                # After the insert: a job that was submitted before needs no room.
+                await quotas.admit(connection, tenant, request.limits, self._quota)
                 await add_entries(connection, job_id, [Entry(kind="submitted")])
                 return Submitted(job=await _get(connection, job_id), created=True)
         except sa.exc.IntegrityError:
@@ -134,7 +141,15 @@ class Queue:
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, {"machine": machine, "rung": rung})
 
-    async def finish(self, worker: str, job_id: str, outcome: Outcome) -> Job:
+    async def finish(
+        self,
+        worker: str,
+        job_id: str,
+        outcome: Outcome,
+        *,
+        cpu_s: float = 0.0,
+        kept_bytes: int = 0,
+    ) -> Job:
         values = {
             "state": outcome.state,
             "reason": outcome.reason,
@@ -147,7 +162,11 @@ class Queue:
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, values)
             await _tell_the_end(connection, job_id, outcome)
-            return await _get(connection, job_id)
+            job = await _get(connection, job_id)
+            await quotas.charge(connection, job.tenant, cpu_s)
+            if kept_bytes:
+                await quotas.keep(connection, job.tenant, job_id, kept_bytes)
+            return job
 
     async def release(self, worker: str, job_id: str) -> None:
         held = (jobs.c.id == job_id) & _held_by(worker)

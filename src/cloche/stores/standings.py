@@ -10,9 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from cloche.core.errors import NoSuchSandbox
+from cloche.core.quota import Quota
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.core.standing import Condition, Ending, Standing
+from cloche.stores import quotas
 from cloche.stores.database import Database
 from cloche.stores.tables import sandboxes
 
@@ -22,15 +24,25 @@ _ALIVE = sandboxes.c.condition != Condition.ENDED
 class Standings:
     """Sandboxes in their table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quota: Quota | None = None) -> None:
         self._database = database
+        self._quota = quota or Quota()
+        """What a tenant may have that has no quota of its own."""
 
     async def add(self, standing: Standing) -> None:
         row = {**asdict(standing), "env": dict(standing.env), "labels": dict(standing.labels)}
         known = sa.select(sandboxes.c.id).where(sandboxes.c.id == standing.id)
         async with self._database.write() as connection:
-            if (await connection.execute(known)).one_or_none() is None:
-                await connection.execute(sandboxes.insert().values(row))
+            await quotas.lock(connection, standing.tenant)
+            if (await connection.execute(known)).one_or_none() is not None:
+                return
+            if not standing.job:
+                await quotas.admit_sandbox(connection, standing.tenant, standing.spec, self._quota)
+            await connection.execute(sandboxes.insert().values(row))
+
+    async def check_room(self, tenant: str, spec: SandboxSpec) -> None:
+        async with self._database.read() as connection:
+            await quotas.admit_sandbox(connection, tenant, spec, self._quota)
 
     async def get(self, sandbox_id: str, *, tenant: str | None = None) -> Standing:
         query = sa.select(sandboxes).where(sandboxes.c.id == sandbox_id)
@@ -62,13 +74,8 @@ class Standings:
         return await self._find(sa.select(sandboxes).where(sandboxes.c.home == home, _ALIVE))
 
     async def count(self, tenant: str) -> int:
-        query = (
-            sa.select(sa.func.count())
-            .select_from(sandboxes)
-            .where(sandboxes.c.tenant == tenant, _ALIVE)
-        )
         async with self._database.read() as connection:
-            return (await connection.execute(query)).scalar_one()
+            return await quotas.standing(connection, tenant)
 
     async def extend(self, sandbox_id: str, until: datetime) -> None:
         await self._change(sandbox_id, expires_at=until)

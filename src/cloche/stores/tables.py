@@ -49,6 +49,8 @@ jobs = sa.Table(
     # What `acquire` looks for.
     sa.Index("jobs_queue", "state", "priority", "created_at"),
     sa.Index("jobs_of_tenant", "tenant", "created_at", "id"),
+    # What a quota counts.
+    sa.Index("jobs_of_tenant_in_state", "tenant", "state"),
     sa.Index("jobs_lease", "lease_until"),
     sa.Index("jobs_finished", "finished_at"),
 )
@@ -91,6 +93,7 @@ uploads = sa.Table(
     sa.Column("sha256", sa.String(64), nullable=False),
     sa.Column("created_at", Moment, nullable=False),
     sa.Index("uploads_age", "created_at"),
+    sa.Index("uploads_of_tenant", "tenant", "size"),
 )
 
 audit = sa.Table(
@@ -103,6 +106,54 @@ audit = sa.Table(
     sa.Column("action", sa.String(64), nullable=False),
     sa.Column("target", sa.String(128), nullable=False),
     sa.Column("detail", sa.JSON, nullable=False),
+)
+
+quotas = sa.Table(
+    "quotas",
+    metadata,
+    sa.Column("tenant", sa.String(64), primary_key=True),
+    sa.Column("overrides", sa.JSON, nullable=False),
+)
+
+processor_time = sa.Table(
+    "processor_time",
+    metadata,
+    sa.Column("tenant", sa.String(64), primary_key=True),
+    sa.Column("day", sa.Date, primary_key=True),
+    sa.Column("cpu_ms", sa.BigInteger, nullable=False),
+)
+
+kept_artifacts = sa.Table(
+    "kept_artifacts",
+    metadata,
+    # Whatever deletes a job frees what its artifacts took.
+    sa.Column(
+        "job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    ),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Index("kept_artifacts_of_tenant", "tenant", "size"),
+)
+
+login_links = sa.Table(
+    "login_links",
+    metadata,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
+)
+
+browser_sessions = sa.Table(
+    "browser_sessions",
+    metadata,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
 )
 
 sandboxes = sa.Table(

@@ -9,7 +9,9 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cloche.core.errors import NoSuchUpload
+from cloche.core.quota import Quota
 from cloche.core.uploads import Upload
+from cloche.stores import quotas
 from cloche.stores.database import Database
 from cloche.stores.tables import uploads
 
@@ -17,11 +19,19 @@ from cloche.stores.tables import uploads
 class Uploads:
     """Uploads in the `uploads` table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quota: Quota | None = None) -> None:
         self._database = database
+        self._quota = quota or Quota()
+        """What a tenant may have that has no quota of its own."""
+
+    async def check_room(self, tenant: str, size: int) -> None:
+        async with self._database.read() as connection:
+            await quotas.admit_upload(connection, tenant, size, self._quota)
 
     async def add(self, upload: Upload) -> None:
         async with self._database.write() as connection:
+            await quotas.lock(connection, upload.tenant)
+            await quotas.admit_upload(connection, upload.tenant, upload.size, self._quota)
             await connection.execute(uploads.insert().values(asdict(upload)))
 
     async def get(self, upload_id: str, tenant: str | None = None) -> Upload:
