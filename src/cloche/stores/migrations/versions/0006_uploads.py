@@ -7,7 +7,7 @@ from alembic import op
 
 from cloche.stores.tables import Moment
 
-revision = "0007"
+revision = "0006"
 down_revision = "0005"
 
 

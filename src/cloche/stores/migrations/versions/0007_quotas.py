@@ -7,8 +7,8 @@ from alembic import op
 
 from cloche.stores.tables import Moment
 
-revision = "0008"
-down_revision = "0007"
+revision = "0007"
+down_revision = "0006"
 
 
 def upgrade() -> None:
