@@ -72,7 +72,10 @@ def _engine(address: str) -> AsyncEngine:
         )
     # A server may be restarted behind our back; a file may not.
     pre_ping = url.get_backend_name() == "postgresql"
-    engine = create_async_engine(url.set(drivername=driver), pool_pre_ping=pre_ping)
+    # An error is logged, and must not quote what is stored: code, variables, hashes of keys.
+    engine = create_async_engine(
+        url.set(drivername=driver), pool_pre_ping=pre_ping, hide_parameters=True
+    )
     if engine.dialect.name == "sqlite":
         if url.database:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
