@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from cloche.core import tracing
 from cloche.core.errors import ClocheError, NoSuchProcess, UserError
 from cloche.core.job import CodeStep, Job, Outcome, Reason, ShellStep, State, Step
 from cloche.core.process import Chunk, Exit
@@ -44,6 +45,8 @@ class Progress:
     runs: int = 0
     """On how many machines a step was begun."""
     began: float | None = None
+    traceparent: str = ""
+    """The span of whoever asked for the job."""
 
     def begin_on(self, machine: str) -> None:
         """Start over: another machine knows nothing of what the last one did."""
@@ -52,6 +55,8 @@ class Progress:
 
     def take(self, event: Event) -> None:
         match event.kind:
+            case "submitted":
+                self.traceparent = event.body.get("traceparent", "")
             case "machine" if event.body["machine"] != self.machine:
                 self.begin_on(event.body["machine"])
             case "step":
@@ -103,7 +108,9 @@ class Runner:
             left_s = began + self._job.request.limits.wall_s - time.time()
             if left_s <= 0:
                 return _timed_out(self._job.request.limits.wall_s)
-            outcome = await self._step(index, todo[index], left_s, progress)
+            with tracing.step(index, todo[index].tool):
+                outcome = await self._step(index, todo[index], left_s, progress)
+                tracing.note_step(outcome)
             progress.process = ""
             if outcome.state is not State.SUCCEEDED:
                 return outcome

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from cloche.core import about, tracing
 from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
@@ -98,6 +100,13 @@ class Worker:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._awake = asyncio.Event()
+        self.looked_at = time.monotonic()
+        """When the queue was last looked at, or could not be."""
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are in hand, each on a machine or about to get one."""
+        return len(self._running)
 
     def wake(self) -> None:
         """Look at the queue now: something was submitted or cancelled in this process."""
@@ -110,6 +119,7 @@ class Worker:
             while True:
                 self._awake.clear()
                 await self._attempt(self._look)
+                self.looked_at = time.monotonic()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._awake.wait()
@@ -178,6 +188,7 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, job: Job) -> None:
+        about.begin(job_id=job.id, tenant=job.tenant)
         try:
             await self._see_through(job)
         except asyncio.CancelledError:
@@ -192,10 +203,14 @@ class Worker:
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
             await _see_to_its_end(self._end(job, _FAULT))
+        finally:
+            tracing.end_job()
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
-        sandbox = await self._machine_of(job, progress)
+        tracing.begin_job(job, progress.traceparent)
+        with tracing.span("machine"):
+            sandbox = await self._machine_of(job, progress)
         if sandbox is None:
             return
         if job.cancel_requested:
@@ -221,7 +236,7 @@ class Worker:
                     job.cancel_requested
                 ):
                     outcome = _CANCELLED if job.cancel_requested else _lost(error)
-                    await self._queue.finish(self.name, job.id, outcome)
+                    await self._conclude(job, outcome)
                     return None
             else:
                 await self._note_machine(job, sandbox, progress, adopted=True)
@@ -242,7 +257,7 @@ class Worker:
                 reason=Reason.NOT_STARTED,
                 error=f"{error.message} {error.remedy}",
             )
-            await self._queue.finish(self.name, job.id, failed)
+            await self._conclude(job, failed)
             return None
         try:
             await self._note_machine(job, sandbox, progress, adopted=False)
@@ -255,6 +270,8 @@ class Worker:
     async def _note_machine(
         self, job: Job, sandbox: Sandbox, progress: Progress, *, adopted: bool
     ) -> None:
+        about.note(machine=sandbox.id)
+        tracing.note(machine=sandbox.id, rung=sandbox.rung, adopted=adopted)
         await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
         body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted}
         await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
@@ -268,7 +285,7 @@ class Worker:
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
             await self._queue.release(self.name, job.id)
         else:
-            await self._queue.finish(self.name, job.id, _lost(error))
+            await self._conclude(job, _lost(error))
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
         """Kill what runs, prove it by destroying the machine, and say so."""
@@ -277,7 +294,7 @@ class Worker:
             if current.machine:
                 with contextlib.suppress(NoSuchMachine):
                     await (await self._machines.adopt(current.machine)).close()
-            await self._queue.finish(self.name, job.id, outcome)
+            await self._conclude(job, outcome)
         except (LeaseLost, NoSuchJob):
             return  # It is over, or another's.
         except StoreUnavailable as error:
@@ -285,14 +302,20 @@ class Worker:
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
         target = self.artifacts_of(job.id)
-        kept = await artifacts.collect(sandbox, job.request.artifacts, target)
+        with tracing.span("artifacts"):
+            kept = await artifacts.collect(sandbox, job.request.artifacts, target)
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
 
     def artifacts_of(self, job_id: str) -> Path:
         return self._folder / job_id / "artifacts.zip"
 
-    async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
+    async def _conclude(self, job: Job, outcome: Outcome) -> None:
         await self._queue.finish(self.name, job.id, outcome)
+        tracing.note_job(outcome)
+        logger.info("job %s: %s, %s", job.id, outcome.state, outcome.reason)
+
+    async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
+        await self._conclude(job, outcome)
         # After the end is told: destroying takes a moment that nobody needs to wait for.
         await _see_to_its_end(sandbox.close())
 

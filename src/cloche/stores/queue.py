@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
+from cloche.core.meters import UNMETERED, Meters
 from cloche.core.queue import Filter, Page, Submitted
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
@@ -27,10 +28,11 @@ from cloche.stores.tables import Moment, jobs
 class Queue:
     """Jobs in the `jobs` table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, meters: Meters = UNMETERED) -> None:
         self._database = database
+        self._meters = meters
 
-    async def submit(self, tenant: str, request: Request) -> Submitted:
+    async def submit(self, tenant: str, request: Request, *, traceparent: str = "") -> Submitted:
         job_id = secrets.token_hex(8)
         row = {
             "id": job_id,
@@ -45,7 +47,8 @@ class Queue:
         try:
             async with self._database.write() as connection:
                 await connection.execute(jobs.insert().values(row))
-                await add_entries(connection, job_id, [Entry(kind="submitted")])
+                body = {"traceparent": traceparent} if traceparent else {}
+                await add_entries(connection, job_id, [Entry(kind="submitted", body=body)])
                 return Submitted(job=await _get(connection, job_id), created=True)
         except sa.exc.IntegrityError:
             return await self._earlier(tenant, request)
@@ -118,7 +121,9 @@ class Queue:
             for job in found:
                 body = {"worker": worker, "attempt": job.attempt}
                 await add_entries(connection, job.id, [Entry(kind="started", body=body)])
-            return found
+        for job in found:
+            self._meters.job_started(job)
+        return found
 
     async def renew(self, worker: str, job_ids: Sequence[str], *, lease: timedelta) -> set[str]:
         held = jobs.c.id.in_(job_ids) & _held_by(worker)
@@ -144,7 +149,9 @@ class Queue:
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, values)
             await add_entries(connection, job_id, [_finished(outcome)])
-            return await _get(connection, job_id)
+            job = await _get(connection, job_id)
+        self._meters.job_finished(job)
+        return job
 
     async def release(self, worker: str, job_id: str) -> None:
         held = (jobs.c.id == job_id) & _held_by(worker)
@@ -176,7 +183,10 @@ class Queue:
                 await add_entries(connection, job_id, [_finished(_CANCELLED)])
             waiting = mine & (jobs.c.state == State.QUEUED)
             await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
-            return await _get(connection, job_id)
+            job = await _get(connection, job_id)
+        if ended.rowcount:
+            self._meters.job_finished(job)
+        return job
 
     async def cancelled(self, worker: str) -> set[str]:
         query = sa.select(jobs.c.id).where(_held_by(worker), jobs.c.cancel_requested)
