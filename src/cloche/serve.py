@@ -15,14 +15,19 @@ from pathlib import Path
 
 import uvicorn
 
+from cloche import __version__
 from cloche.api.auth import LOOPBACK
 from cloche.api.server import create_app
 from cloche.api.services import Services
+from cloche.api.vitals import Vitals
 from cloche.app import Host, Machines
 from cloche.core.access import Role
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.spec import SandboxSpec
+from cloche.jobs.census import Census
 from cloche.jobs.worker import Worker
+from cloche.observe import traces
+from cloche.observe.metrics import Metrics
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
@@ -58,7 +63,10 @@ async def serve(
             remedy="Bind to 127.0.0.1, or leave authentication on.",
         )
     with _listening(host, port) as listener:
-        async with _services(settings, host) as (services, key_file):
+        async with (
+            traces.exported(os.environ),
+            _services(settings, host) as (services, key_file),
+        ):
             config = uvicorn.Config(
                 create_app(services), log_config=None, access_log=False, lifespan="off"
             )
@@ -90,14 +98,16 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
         await here.backend.check()
         image = here.image("base")
         address = settings.database or f"sqlite:///{settings.data / 'cloche.db'}"
-        database = await Database.open(address)
-        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
+        metrics = Metrics(version=__version__, rung=here.backend.rung)
+        database = await Database.open(address, metrics)
+        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size, meters=metrics)
         try:
-            queue, record, access = Queue(database), Record(database), Access(database)
+            queue = Queue(database, metrics)
+            record, access = Record(database), Access(database)
             worker = Worker(
                 queue,
                 record,
-                Machines(here, pool),
+                Machines(here, pool, metrics),
                 name=_name(settings.data),
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
@@ -106,6 +116,9 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
             await queue.reclaim(worker.name)
             await here.backend.sweep(keep=sorted(await queue.machines()))
             pool.start()
+            metrics.watch_machines("ready", lambda: pool.ready)
+            metrics.watch_machines("job", lambda: worker.busy)
+            census = Census(queue)
             services = Services(
                 queue=queue,
                 record=record,
@@ -113,6 +126,13 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 artifacts_of=worker.artifacts_of,
                 wake=worker.wake,
                 rung=here.backend.rung,
+                vitals=Vitals(
+                    census=census,
+                    meters=metrics,
+                    scrape=lambda: metrics.scrape(census.counts),
+                    pool_ready=lambda: pool.ready,
+                    worker_looked_at=lambda: worker.looked_at,
+                ),
                 api_key=settings.api_key,
                 authenticate=settings.auth == "on",
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cloche.core.errors import BadSettings
@@ -54,6 +54,15 @@ class Settings(BaseSettings):
     hosts: Annotated[
         frozenset[str], Field(description="Names the server answers to, besides loopback's; JSON.")
     ] = frozenset()
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="How the server logs: lines for people, or a JSON object a line."),
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        BeforeValidator(str.lower),
+        Field(description="From which level on the server logs."),
+    ] = "info"
     apt_sources: Annotated[
         Path | None,
         Field(description="An apt sources file to build the machine image from."),

@@ -12,9 +12,10 @@ import typer.main
 from fastapi.routing import APIRoute
 
 import cloche
-from cloche.api import classic, health, jobs, keys
+from cloche.api import classic, health, jobs, keys, metrics
 from cloche.cli.commands import app
 from cloche.core import errors
+from cloche.observe.metrics import Metrics
 from cloche.sandbox.client import _REFUSALS
 from cloche.sandbox.files import Files
 from cloche.sandbox.process import Process
@@ -112,12 +113,25 @@ def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> Non
 
 def test_every_call_of_the_api_is_documented() -> None:
     text = (REFERENCE / "api.md").read_text()
-    for router in (classic.router, jobs.router, keys.router, health.router):
+    for router in (classic.router, jobs.router, keys.router, health.router, metrics.router):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods:
                 shown = route.path.replace("{path:path}", "{path}")
                 assert f"| `{method} {shown}` |" in text, f"{method} {route.path}"
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
+    text = (ROOT / "docs/how-to/observe.md").read_text()
+    documented = set(re.findall(r"^\| `((?:cloche|process)_\w+)` \|", text, re.MULTILINE))
+    families = Metrics(version="0", rung="container").registry.collect()
+
+    names = {
+        f"{family.name}{'_total' if family.type == 'counter' else ''}"
+        f"{'_info' if family.type == 'info' else ''}"
+        for family in families
+    }
+    assert documented == names
 
 
 def test_every_language_is_documented() -> None:

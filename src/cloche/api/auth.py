@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 
 from cloche.api.services import Services, Use
+from cloche.core import about
 from cloche.core.access import Caller, Role
 from cloche.core.errors import NotAllowed, NotAuthenticated
 
@@ -81,6 +82,7 @@ def _secret(request: Request) -> str | None:
 
 def require(minimum: Role) -> object:
     async def check(caller: Annotated[Caller, Depends(identify)]) -> Caller:
+        about.note(tenant=caller.tenant)
         if not caller.role.at_least(minimum):
             raise NotAllowed(
                 f"A {caller.role} key does not open this; it takes {minimum}.",

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from cloche.core import errors
+from cloche.core import about, errors
 
 _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
@@ -57,6 +57,16 @@ def problem(error: errors.ClocheError) -> JSONResponse:
     return _answer(status, error.code, error.message, error.remedy)
 
 
+def fault() -> JSONResponse:
+    """Own up to a fault of ours, which the log tells of."""
+    return _answer(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "fault",
+        "Cloche itself failed; its log tells how.",
+        "Try again; if it fails again, tell whoever runs the server the request's id.",
+    )
+
+
 def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
     body = {
         "type": f"urn:cloche:problem:{code}",
@@ -66,6 +76,8 @@ def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResp
         "code": code,
         "remedy": remedy,
     }
+    if request_id := about.facts().get("request_id"):
+        body["request_id"] = request_id
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

@@ -8,7 +8,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, problems
+from cloche.api import classic, health, jobs, keys, metrics, problems
+from cloche.api.observed import Observed
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
@@ -26,9 +27,11 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     problems.install(app)
-    for router in (classic.router, jobs.router, keys.router, health.router):
+    for router in (classic.router, jobs.router, keys.router, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES)
+    # The last one added is the outermost, and sees what the others do.
+    app.add_middleware(Observed, meters=services.vitals.meters)
     _describe(app)
     return app
 

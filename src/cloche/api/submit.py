@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from pydantic import ValidationError
 
 from cloche.api import problems
 from cloche.api.services import Services
+from cloche.core import about, tracing
 from cloche.core.access import Caller
 from cloche.core.errors import AgentMissing, BadRequest
 from cloche.core.job import Request
 from cloche.core.queue import Submitted
+
+logger = logging.getLogger(__name__)
 
 
 def parse(raw: bytes) -> Request:
@@ -44,8 +49,12 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
             "A task in plain words needs an agent, and this version has none yet.",
             remedy="Send code (`kind` and `code`) or `steps` instead.",
         )
-    submitted = await services.queue.submit(caller.tenant, request)
+    submitted = await services.queue.submit(
+        caller.tenant, request, traceparent=tracing.traceparent()
+    )
     services.wake()
+    about.note(job_id=submitted.job.id)
     if submitted.created:
+        logger.info("job %s: accepted", submitted.job.id)
         await services.access.audit(caller, "job.create", submitted.job.id)
     return submitted

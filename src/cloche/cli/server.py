@@ -7,25 +7,34 @@ import sys
 from pathlib import Path
 
 from cloche import settings
+from cloche.observe import logs
 from cloche.serve import Running
 from cloche.serve import serve as run_server
+
+logger = logging.getLogger(__name__)
 
 
 async def serve(host: str, port: int, data: Path | None) -> None:
     """Serve until a signal says to stop."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # It tells of every plugin it loads.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     chosen = settings.load()
+    logs.configure(chosen.log_format, chosen.log_level)
     if data is not None:
         chosen = chosen.model_copy(update={"data": data})
-    await run_server(chosen, host=host, port=port, on_ready=_banner)
+    tell = _log_banner if chosen.log_format == "json" else _show_banner
+    await run_server(chosen, host=host, port=port, on_ready=tell)
 
 
-def _banner(running: Running) -> None:
+def _log_banner(running: Running) -> None:
+    for line in _banner(running):
+        logger.info(line)
+
+
+def _show_banner(running: Running) -> None:
+    sys.stderr.write("\n".join(_banner(running)) + "\n")
+
+
+def _banner(running: Running) -> list[str]:
     lines = [f"Cloche is at {running.url}, giving machines of the {running.rung} rung."]
     if running.key_file is not None:
         lines.append(f"The first API key is in {running.key_file}.")
-    sys.stderr.write("\n".join(lines) + "\n")
+    return lines
