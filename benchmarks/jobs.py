@@ -124,9 +124,44 @@ async def burst(client: httpx.AsyncClient, pid: int, count: int) -> dict[str, An
     }
 
 
-def resident_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(row.split()[1]) for row in status.splitlines() if row[:6] == "VmRSS:") / 1024
+async def large(client: httpx.AsyncClient, pid: int) -> dict[str, Any]:
+    """Pass a 200 MB log and a 1 GB artifact through; tell by how much the server grew at most."""
+    figures: dict[str, Any] = {}
+    for name, code, path in (
+        ("log_200mb", "yes 0123456789abcde | head -c 200000000", "logs"),
+        ("artifact_1gb", "head -c 1000000000 /dev/urandom > big.bin", "artifacts.zip"),
+    ):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # The peak is counted from here.
+        before = resident_mib(pid)
+        began = time.perf_counter()
+        answer = await client.post("/v1/jobs", json={"kind": "shell", "code": code})
+        url = f"/v1/jobs/{answer.json()['id']}"
+        while (job := (await client.get(url)).json())["state"] in ("queued", "running"):
+            await asyncio.sleep(0.2)
+        ran = time.perf_counter() - began
+        received = 0
+        while True:
+            query = {"offset": received} if path == "logs" else None
+            more = 0
+            async with client.stream("GET", f"{url}/{path}", params=query) as body:
+                async for data in body.aiter_bytes():
+                    more += len(data)
+            received += more
+            if path != "logs" or not more:
+                break
+        figures[name] = {
+            "state": job["state"],
+            "run_s": round(ran, 1),
+            "read_s": round(time.perf_counter() - began - ran, 1),
+            "bytes": received,
+            "peak_growth_mib": round(resident_mib(pid, "VmHWM") - before, 1),
+        }
+    return figures
+
+
+def resident_mib(pid: int, name: str = "VmRSS") -> float:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in status if row.startswith(f"{name}:")) / 1024
 
 
 async def measure(quick: bool) -> dict[str, Any]:
@@ -136,6 +171,7 @@ async def measure(quick: bool) -> dict[str, Any]:
     async with serving() as (client, pid):
         figures["job_latency_ms"] = await latency(client, count)
         figures |= await burst(client, pid, 100 if quick else 1000)
+        figures |= await large(client, pid)
     figures["ratio"] = round(figures["jobs_per_s"] / figures["bare_per_s"], 3)
     return figures
 

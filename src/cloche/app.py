@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cloche import settings as settings_module
 from cloche.backends import container
-from cloche.core.errors import BackendUnavailable, ImageMissing
+from cloche.core.errors import ImageMissing, RungUnavailable
 from cloche.core.image import Image
 from cloche.core.meters import UNMETERED, Meters
 from cloche.core.rung import Rung
@@ -81,8 +81,8 @@ class Machines:
     async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> sandbox_module.Sandbox:
         rung = self._host.backend.rung
         if min_rung is not None and not rung.at_least(min_rung):
-            raise BackendUnavailable(
-                f"The job demands the {min_rung} rung; this host gives {rung}.",
+            raise RungUnavailable(
+                f"The {min_rung} rung is demanded; this host gives {rung}.",
                 remedy="Run it on a host that has it, or demand less.",
             )
         if spec == self._pool.spec:

@@ -22,9 +22,14 @@ from cloche.api.services import Services
 from cloche.api.vitals import Vitals
 from cloche.app import Host, Machines
 from cloche.core.access import Role
+from cloche.core.addresses import Rules
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.spec import SandboxSpec
 from cloche.jobs.census import Census
+from cloche.jobs.outbound import Outbound
+from cloche.jobs.sandboxes import Sandboxes
+from cloche.jobs.watchdog import Ceilings
+from cloche.jobs.webhooks import Sender, key_of, new_secret
 from cloche.jobs.worker import Worker
 from cloche.observe import traces
 from cloche.observe.metrics import Metrics
@@ -32,8 +37,10 @@ from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
 from cloche.stores.database import Database
+from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
+from cloche.stores.standings import Standings
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -104,25 +111,41 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
         try:
             queue = Queue(database, metrics)
             record, access = Record(database), Access(database)
+            name, machines, standings = (
+                _name(settings.data),
+                Machines(here, pool, metrics),
+                Standings(database),
+            )
+            sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
                 record,
-                Machines(here, pool, metrics),
-                name=_name(settings.data),
+                machines,
+                sandboxes,
+                name=name,
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
                 folder=settings.data / "jobs",
+                ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
             )
+            outbox, rules = Outbox(database), Rules(settings.allow_addresses)
+            webhook_secret = await _webhook_secret(outbox, settings)
+            sender = Sender(outbox, Outbound(rules), name=worker.name, secret=webhook_secret)
             await queue.reclaim(worker.name)
-            await here.backend.sweep(keep=sorted(await queue.machines()))
+            standing = {standing.id for standing in await standings.standing(name)}
+            await here.backend.sweep(keep=sorted(await queue.machines() | standing))
             pool.start()
             metrics.watch_machines("ready", lambda: pool.ready)
             metrics.watch_machines("job", lambda: worker.busy)
+            metrics.watch_machines("sandbox", lambda: sandboxes.standing)
             census = Census(queue)
             services = Services(
                 queue=queue,
                 record=record,
                 access=access,
+                sandboxes=sandboxes,
+                standings=standings,
+                outbox=outbox,
                 artifacts_of=worker.artifacts_of,
                 wake=worker.wake,
                 rung=here.backend.rung,
@@ -135,14 +158,22 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 ),
                 api_key=settings.api_key,
                 authenticate=settings.auth == "on",
+                webhook_secret=webhook_secret,
+                addresses=rules,
+                max_wall_s=settings.max_wall_s,
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
-            working = asyncio.create_task(worker.run(), name="worker")
+            working = [
+                asyncio.create_task(worker.run(), name="worker"),
+                asyncio.create_task(sandboxes.run(), name="sandboxes"),
+                asyncio.create_task(sender.run(), name="webhooks"),
+            ]
             try:
                 yield services, await _first_key(access, settings)
             finally:
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                for task in working:
+                    task.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
         finally:
             await pool.close()
             await database.close()
@@ -201,6 +232,20 @@ async def _first_key(access: Access, settings: Settings) -> Path | None:
         _, secret = await access.create_key(tenant="default", role=Role.ADMIN, name="first")
         await asyncio.to_thread(_write_private, path, secret + "\n")
     return path if path.exists() else None
+
+
+async def _webhook_secret(outbox: Outbox, settings: Settings) -> str:
+    """Return what webhooks are signed with: as set, or as every server on this database has it."""
+    if settings.webhook_secret is None:
+        return await outbox.secret(new_secret())
+    try:
+        key_of(settings.webhook_secret)
+    except ValueError as error:
+        raise BadSettings(
+            f"CLOCHE_WEBHOOK_SECRET {error}.",
+            remedy='Make one with `echo "whsec_$(openssl rand -base64 32)"`, or unset it.',
+        ) from None
+    return settings.webhook_secret
 
 
 def _write_private(path: Path, text: str) -> None:

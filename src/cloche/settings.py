@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from cloche.core.addresses import Network, parse_range
 from cloche.core.errors import BadSettings
 
 
@@ -63,6 +64,23 @@ class Settings(BaseSettings):
         BeforeValidator(str.lower),
         Field(description="From which level on the server logs."),
     ] = "info"
+    webhook_secret: Annotated[
+        str | None,
+        Field(description="What webhooks are signed with; one is made and kept if unset."),
+    ] = None
+    allow_addresses: Annotated[
+        tuple[Annotated[Network, BeforeValidator(parse_range)], ...],
+        Field(description="Private address ranges that webhooks may be sent to; JSON."),
+    ] = ()
+    max_wall_s: Annotated[
+        float | None, Field(gt=0, description="The most that a job may ask for as `wall_s`.")
+    ] = None
+    max_silent_s: Annotated[
+        float | None, Field(gt=0, description="How long a step may go without writing anything.")
+    ] = None
+    max_cpu_s: Annotated[
+        float | None, Field(gt=0, description="How much processor time a job may use.")
+    ] = None
     apt_sources: Annotated[
         Path | None,
         Field(description="An apt sources file to build the machine image from."),
@@ -84,8 +102,14 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = "CLOCHE_" + "_".join(map(str, first["loc"])).upper()
+        name = f"CLOCHE_{first['loc'][0]}".upper()
         raise BadSettings(
             f"{name}: {first['msg']}.",
             remedy=f"Correct {name}, or unset it for its default.",
+        ) from None
+    except SettingsError as error:
+        # It names the field, and what is wrong with it is always the same.
+        name = "CLOCHE_" + str(error).partition('"')[2].partition('"')[0].upper()
+        raise BadSettings(
+            f"{name} is not JSON.", remedy=f"Write it as a list: {name}='[\"…\"]'."
         ) from None

@@ -1,13 +1,20 @@
-"""What every backend is tested with."""
+"""What every backend and every store is tested with."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
 import pytest
+import sqlalchemy as sa
 
 from cloche import settings
 from cloche.core.errors import ImageMissing
 from cloche.core.image import Image
 from cloche.sandbox.images import Images
+from cloche.stores.database import Database
+from postgres import postgres
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +23,28 @@ def image() -> Image:
         return Images(settings.load().data).find()
     except ImageMissing as error:
         pytest.skip(f"{error.message} {error.remedy}")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with postgres() as address:
+        yield address
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    if request.param == "sqlite":
+        address = f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        server = request.getfixturevalue("server")
+        name = f"test_{secrets.token_hex(4)}"
+        admin = await Database.open(server)
+        async with admin._engine.execution_options(
+            isolation_level="AUTOCOMMIT"
+        ).connect() as connection:
+            await connection.execute(sa.text(f"CREATE DATABASE {name}"))
+        await admin.close()
+        address = server.replace("/postgres?", f"/{name}?")
+    database = await Database.open(address)
+    yield database
+    await database.close()

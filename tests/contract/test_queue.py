@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import traceback
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,36 +30,10 @@ from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
 from cloche.stores.tables import metadata
-from postgres import postgres
 
 HOUR = timedelta(hours=1)
 EXPIRED = timedelta(seconds=-1)
 DONE = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgres() as address:
-        yield address
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    if request.param == "sqlite":
-        address = f"sqlite:///{tmp_path}/jobs.db"
-    else:
-        server = request.getfixturevalue("server")
-        name = f"test_{secrets.token_hex(4)}"
-        admin = await Database.open(server)
-        async with admin._engine.execution_options(
-            isolation_level="AUTOCOMMIT"
-        ).connect() as connection:
-            await connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        await admin.close()
-        address = server.replace("/postgres?", f"/{name}?")
-    database = await Database.open(address)
-    yield database
-    await database.close()
 
 
 @pytest.fixture

@@ -20,19 +20,24 @@ from cloche.api.services import Services
 from cloche.api.vitals import Vitals
 from cloche.core import about
 from cloche.core.access import Role
-from cloche.core.errors import StoreUnavailable
+from cloche.core.errors import BackendUnavailable, NoSuchMachine, StoreUnavailable
 from cloche.core.image import Image
 from cloche.core.job import Request, State
+from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.jobs import census as census_module
 from cloche.jobs.census import Census
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.observe import logs
 from cloche.observe.metrics import Metrics
 from cloche.sandbox.pool import Pool
+from cloche.sandbox.sandbox import Sandbox
 from cloche.stores.access import Access
 from cloche.stores.database import Database
+from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
+from cloche.stores.standings import Standings
 from cloche.testing.fakes import FailingBackend
 
 IMAGE = Image(name="base", digest="0" * 64, layers=(Path("/nowhere"),))
@@ -50,6 +55,16 @@ class SlowQueue(Queue):
         self.asked += 1
         await asyncio.sleep(self.delay_s)
         return await super().counts()
+
+
+class NoMachines:
+    """Has none to give."""
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
+        raise BackendUnavailable("There are no machines.", remedy="It is a fake.")
+
+    async def adopt(self, machine_id: str) -> Sandbox:
+        raise NoSuchMachine(f"There is no machine {machine_id}.", remedy="It is a fake.")
 
 
 @pytest.fixture
@@ -100,7 +115,7 @@ async def test_a_pool_that_cannot_start_machines_is_counted(metrics: Metrics) ->
 
 def services(database: Database, metrics: Metrics, *, silent_s: float = 0.0) -> Services:
     queue = Queue(database, metrics)
-    census = Census(queue)
+    census, standings = Census(queue), Standings(database)
 
     def broken(job_id: str) -> Path:
         raise RuntimeError(f"no folder for {job_id}")
@@ -109,6 +124,9 @@ def services(database: Database, metrics: Metrics, *, silent_s: float = 0.0) -> 
         queue=queue,
         record=Record(database),
         access=Access(database),
+        standings=standings,
+        sandboxes=Sandboxes(standings, queue, NoMachines(), home="here"),
+        outbox=Outbox(database),
         artifacts_of=broken,
         wake=lambda: None,
         rung="container",

@@ -14,6 +14,7 @@ from cloche.app import Host, Machines
 from cloche.core.job import Job, Reason, Request, State
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.sandbox.sandbox import Sandbox
@@ -21,6 +22,7 @@ from cloche.settings import Settings
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
+from cloche.stores.standings import Standings
 
 
 class Bench:
@@ -31,6 +33,7 @@ class Bench:
         self.host = host
         self.queue = Queue(database)
         self.record = Record(database)
+        self.standings = Standings(database)
         self._count = 0
 
     @contextlib.asynccontextmanager
@@ -40,11 +43,13 @@ class Bench:
         pool = Pool(self.host.backend, SandboxSpec(), self.host.image("base"), size=1)
         pool.start()
         self._count += 1
+        name, given = f"worker-{self._count}", machines(self.host, pool)
         worker = Worker(
             self.queue,
             self.record,
-            machines(self.host, pool),
-            name=f"worker-{self._count}",
+            given,
+            Sandboxes(self.standings, self.queue, given, home=name),
+            name=name,
             slots=slots,
             per_tenant=slots,
             folder=self.data / "jobs",

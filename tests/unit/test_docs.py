@@ -12,9 +12,10 @@ import typer.main
 from fastapi.routing import APIRoute
 
 import cloche
-from cloche.api import classic, health, jobs, keys, metrics
+from cloche.api.server import ROUTERS
 from cloche.cli.commands import app
 from cloche.core import errors
+from cloche.core.job import Reason
 from cloche.observe.metrics import Metrics
 from cloche.sandbox.client import _REFUSALS
 from cloche.sandbox.files import Files
@@ -113,7 +114,7 @@ def test_every_refusal_of_the_guest_is_documented_and_known_to_the_host() -> Non
 
 def test_every_call_of_the_api_is_documented() -> None:
     text = (REFERENCE / "api.md").read_text()
-    for router in (classic.router, jobs.router, keys.router, health.router, metrics.router):
+    for router in ROUTERS:
         for route in router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods:
@@ -132,6 +133,11 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         for family in families
     }
     assert documented == names
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_for_a_jobs_end_is_documented(reason: Reason) -> None:
+    assert f"| `{reason}` |" in (REFERENCE / "api.md").read_text()
 
 
 def test_every_language_is_documented() -> None:

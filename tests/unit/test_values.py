@@ -17,7 +17,7 @@ from cloche.core.spec import SandboxSpec
 BOUNDS = {
     "vcpus": (1, 256),
     "memory_mib": (64, 1 << 20),
-    "disk_mib": (64, 16 << 20),
+    "disk_mib": (64, 4 << 20),
     "pids": (32, 32768),
 }
 

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
-from cloche.api import submit
+from cloche.api import files, sse, submit
 from cloche.api.auth import Member, Reader, scope
 from cloche.api.classic import BODY
 from cloche.api.services import Services, Use
-from cloche.api.views import event_view, job_view
+from cloche.api.views import event_view
 from cloche.core.errors import BadRequest, NoSuchFile
 from cloche.core.job import State
 from cloche.core.queue import Filter
+from cloche.core.view import job_view
+from cloche.jobs.sandboxes import Opened
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOG_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 256 * 1024
 _POLL_S: Final = 0.2
-_PING_S: Final = 15.0
 _EMPTY_ZIP: Final = b"PK\x05\x06" + bytes(18)
 
 
@@ -110,10 +110,8 @@ async def events(
     A stream that broke goes on where it was with `Last-Event-ID`.
     """
     await services.queue.get(job_id, tenant=scope(caller))
-    if "text/event-stream" in request.headers.get("accept", ""):
-        stream = _stream(services, job_id, last_event_id or after)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+    if sse.wanted(request):
+        return sse.response(_stream(services, job_id, last_event_id or after))
     deadline = time.monotonic() + wait
     while not (found := await services.record.events(job_id, after=after)):
         if time.monotonic() >= deadline:
@@ -122,18 +120,13 @@ async def events(
     return {"events": [event_view(event) for event in found]}
 
 
-async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[str]:
-    spoke = time.monotonic()
+async def _stream(services: Services, job_id: str, after: int) -> AsyncGenerator[str, None]:
     while True:
         for event in await services.record.events(job_id, after=after, limit=100):
-            after, spoke = event.seq, time.monotonic()
-            data = json.dumps(event_view(event))
-            yield f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"
+            after = event.seq
+            yield sse.line(event.kind, event_view(event), event.seq)
             if event.kind == "finished":
                 return
-        if time.monotonic() - spoke > _PING_S:
-            spoke = time.monotonic()
-            yield ": still here\n\n"
         await asyncio.sleep(_POLL_S)
 
 
@@ -208,3 +201,16 @@ def _open(archive: Path, path: str) -> Iterator[bytes]:
                 yield data
 
     return pieces()
+
+
+async def to_read(job_id: str, caller: Reader, services: Use) -> AsyncIterator[Opened]:
+    async with services.sandboxes.use_of_job(job_id, scope(caller)) as opened:
+        yield opened
+
+
+async def to_change(job_id: str, caller: Member, services: Use) -> AsyncIterator[Opened]:
+    async with services.sandboxes.use_of_job(job_id, scope(caller)) as opened:
+        yield opened
+
+
+files.add_routes(router, "/{job_id}", to_read=Depends(to_read), to_change=Depends(to_change))

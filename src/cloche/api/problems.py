@@ -20,13 +20,18 @@ _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
     errors.NotAllowed: HTTPStatus.FORBIDDEN,
     errors.NoSuchJob: HTTPStatus.NOT_FOUND,
+    errors.NoSuchSandbox: HTTPStatus.NOT_FOUND,
+    errors.NoSuchProcess: HTTPStatus.NOT_FOUND,
     errors.NoSuchKey: HTTPStatus.NOT_FOUND,
     errors.NoSuchFile: HTTPStatus.NOT_FOUND,
     errors.NoSuchMachine: HTTPStatus.NOT_FOUND,
     errors.JobNotOver: HTTPStatus.CONFLICT,
+    errors.MachinePaused: HTTPStatus.CONFLICT,
+    errors.SandboxElsewhere: HTTPStatus.MISDIRECTED_REQUEST,
     errors.IdempotencyConflict: HTTPStatus.CONFLICT,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.UserError: HTTPStatus.BAD_REQUEST,
+    errors.RungUnavailable: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.LimitReached: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TransientError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OperatorError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -53,8 +58,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem(error: errors.ClocheError) -> JSONResponse:
-    status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-    return _answer(status, error.code, error.message, error.remedy)
+    return _answer(_status(error), error.code, error.message, error.remedy)
 
 
 def fault() -> JSONResponse:
@@ -67,8 +71,17 @@ def fault() -> JSONResponse:
     )
 
 
-def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
-    body = {
+def describe(error: errors.ClocheError) -> dict[str, Any]:
+    """Put an error into a problem's words, for a stream that has begun."""
+    return _body(_status(error), error.code, error.message, error.remedy)
+
+
+def _status(error: errors.ClocheError) -> HTTPStatus:
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def _body(status: HTTPStatus, code: str, detail: str, remedy: str) -> dict[str, Any]:
+    return {
         "type": f"urn:cloche:problem:{code}",
         "title": status.phrase,
         "status": status.value,
@@ -76,6 +89,10 @@ def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResp
         "code": code,
         "remedy": remedy,
     }
+
+
+def _answer(status: HTTPStatus, code: str, detail: str, remedy: str) -> JSONResponse:
+    body = _body(status, code, detail, remedy)
     if request_id := about.facts().get("request_id"):
         body["request_id"] = request_id
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None

@@ -8,13 +8,22 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import __version__
-from cloche.api import classic, health, jobs, keys, metrics, problems
+from cloche.api import classic, health, jobs, keys, metrics, problems, sandboxes, webhooks
 from cloche.api.observed import Observed
 from cloche.api.services import Services
 from cloche.core.errors import RequestTooLarge
 from cloche.core.job import Request
 
 BODY_BYTES: Final = 16 * 1024 * 1024
+ROUTERS: Final = (
+    classic.router,
+    jobs.router,
+    sandboxes.router,
+    webhooks.router,
+    keys.router,
+    health.router,
+    metrics.router,
+)
 
 
 def create_app(services: Services) -> FastAPI:
@@ -24,10 +33,11 @@ def create_app(services: Services) -> FastAPI:
         description="Run coding agents, and the code they write, under glass.",
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.services = services
     problems.install(app)
-    for router in (classic.router, jobs.router, keys.router, health.router, metrics.router):
+    for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES)
     # The last one added is the outermost, and sees what the others do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,12 @@ from fastapi import Depends, Request
 
 from cloche.api.vitals import Vitals
 from cloche.core.access import Access
+from cloche.core.addresses import Rules
+from cloche.core.outbox import Outbox
 from cloche.core.queue import Queue
 from cloche.core.record import Record
+from cloche.core.standing import Standings
+from cloche.jobs.sandboxes import Sandboxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,9 @@ class Services:
     queue: Queue
     record: Record
     access: Access
+    standings: Standings
+    sandboxes: Sandboxes
+    outbox: Outbox
     artifacts_of: Callable[[str], Path]
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
@@ -30,6 +37,12 @@ class Services:
     api_key: str | None = None
     """A key from the environment that opens everything."""
     authenticate: bool = True
+    webhook_secret: str = ""
+    """What webhooks are signed with."""
+    addresses: Rules = field(default_factory=Rules)
+    """Where webhooks may be sent."""
+    max_wall_s: float | None = None
+    """The most that a job may ask for."""
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
 

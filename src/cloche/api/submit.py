@@ -10,9 +10,11 @@ from cloche.api import problems
 from cloche.api.services import Services
 from cloche.core import about, tracing
 from cloche.core.access import Caller
+from cloche.core.addresses import literal
 from cloche.core.errors import AgentMissing, BadRequest
 from cloche.core.job import Request
 from cloche.core.queue import Submitted
+from cloche.core.webhook import Webhook, parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
             "A task in plain words needs an agent, and this version has none yet.",
             remedy="Send code (`kind` and `code`) or `steps` instead.",
         )
+    request = allowed(services, request)
     submitted = await services.queue.submit(
         caller.tenant, request, traceparent=tracing.traceparent()
     )
@@ -58,3 +61,33 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
         logger.info("job %s: accepted", submitted.job.id)
         await services.access.audit(caller, "job.create", submitted.job.id)
     return submitted
+
+
+def allowed(services: Services, request: Request) -> Request:
+    """Return the request within what the operator allows.
+
+    Raises:
+        BadRequest: it asks for more.
+    """
+    if request.webhook is not None:
+        _check_receiver(services, request.webhook)
+    longest, limits = services.max_wall_s, request.limits
+    if longest is None or limits.wall_s <= longest:
+        return request
+    if "wall_s" in limits.model_fields_set:
+        raise BadRequest(
+            f"limits.wall_s is {limits.wall_s:g}; this server allows {longest:g}.",
+            remedy="Ask for less, or leave it out for the most that is allowed.",
+        )
+    clipped = limits.model_copy(update={"wall_s": longest})
+    return request.model_copy(update={"limits": clipped})
+
+
+def _check_receiver(services: Services, webhook: Webhook) -> None:
+    """Refuse what can be told at once; where a name leads is looked at when it is called."""
+    address = literal(parse_url(webhook.url).host or "")
+    if address is not None and not services.addresses.permit(address):
+        raise BadRequest(
+            "webhook.url leads to an address that is not public.",
+            remedy="Use a public one, or have the operator add it to CLOCHE_ALLOW_ADDRESSES.",
+        )

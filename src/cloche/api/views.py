@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import asdict
 from typing import Any
 
 from cloche.core.job import Job, State
 from cloche.core.record import Event
+from cloche.core.standing import Standing
+from cloche.core.view import moment
 
 TAIL_BYTES = 64 * 1024
 _CLASSIC = {
@@ -16,32 +18,6 @@ _CLASSIC = {
     State.FAILED: "error",
     State.CANCELLED: "error",
 }
-
-
-def job_view(job: Job) -> dict[str, Any]:
-    """The job as `/v1` tells it."""
-    return {
-        "id": job.id,
-        "tenant": job.tenant,
-        "state": job.state,
-        "reason": job.reason,
-        "exit_code": job.exit_code,
-        "error": job.error or None,
-        "rung": job.rung,
-        "machine": job.machine or None,
-        "attempt": job.attempt,
-        "cancel_requested": job.cancel_requested,
-        "created_at": _moment(job.created_at),
-        "started_at": _moment(job.started_at),
-        "finished_at": _moment(job.finished_at),
-        "request": job.request.model_dump(mode="json", exclude_defaults=True),
-        "links": {
-            "self": f"/v1/jobs/{job.id}",
-            "events": f"/v1/jobs/{job.id}/events",
-            "logs": f"/v1/jobs/{job.id}/logs",
-            "artifacts": f"/v1/jobs/{job.id}/artifacts.zip",
-        },
-    }
 
 
 def classic_view(job: Job, stdout: str, stderr: str) -> dict[str, Any]:
@@ -59,18 +35,41 @@ def classic_view(job: Job, stdout: str, stderr: str) -> dict[str, Any]:
         "stderr": stderr,
         "logs": f"/v1/jobs/{job.id}/logs",
         "rung": job.rung,
-        "created_at": _moment(job.created_at),
-        "started_at": _moment(job.started_at),
-        "finished_at": _moment(job.finished_at),
+        "created_at": moment(job.created_at),
+        "started_at": moment(job.started_at),
+        "finished_at": moment(job.finished_at),
         "result": download,
         "download_url": download,
+    }
+
+
+def sandbox_view(standing: Standing) -> dict[str, Any]:
+    size = asdict(standing.spec)
+    return {
+        "id": standing.id,
+        "tenant": standing.tenant,
+        "state": standing.condition,
+        "reason": standing.ending,
+        "rung": standing.rung,
+        "host": standing.home,
+        "image": size.pop("image"),
+        "limits": size,
+        # Their values may be secrets.
+        "env": sorted(standing.env),
+        "labels": dict(standing.labels),
+        "job": standing.job or None,
+        "idle_s": standing.idle_s,
+        "created_at": moment(standing.created_at),
+        "used_at": moment(standing.used_at),
+        "expires_at": moment(standing.expires_at),
+        "ended_at": moment(standing.ended_at),
     }
 
 
 def event_view(event: Event) -> dict[str, Any]:
     view = {
         "seq": event.seq,
-        "at": _moment(event.at),
+        "at": moment(event.at),
         "kind": event.kind,
         "body": dict(event.body),
     }
@@ -78,7 +77,3 @@ def event_view(event: Event) -> dict[str, Any]:
         view["text"] = event.data.decode(errors="replace")
         view["log_offset"] = event.log_offset
     return view
-
-
-def _moment(value: datetime | None) -> str | None:
-    return None if value is None else value.isoformat()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cloche.cli import image, jobs
+from cloche.cli import image, jobs, sandboxes
 
 app = typer.Typer(
     name="cloche",
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 app.add_typer(image.app, name="image")
 jobs.register(app)
+sandboxes.register(app)
 
 Vcpus = Annotated[int, typer.Option(help="Processors.")]
 Memory = Annotated[int, typer.Option(metavar="MIB", help="Memory.")]

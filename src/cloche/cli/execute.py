@@ -33,10 +33,12 @@ class Order:
     as_json: bool
 
 
-def parse_env(pairs: Sequence[str]) -> dict[str, str]:
+def parse_env(pairs: Sequence[str], option: str = "--env") -> dict[str, str]:
     for pair in pairs:
         if pair.find("=") < 1:
-            raise BadRequest(f"--env {pair!r} is not NAME=VALUE.", remedy="Write --env NAME=VALUE.")
+            raise BadRequest(
+                f"{option} {pair!r} is not NAME=VALUE.", remedy=f"Write {option} NAME=VALUE."
+            )
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -10,6 +10,12 @@ import typer
 keys = typer.Typer(
     name="keys", help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None
 )
+webhooks = typer.Typer(
+    name="webhooks",
+    help="What webhooks are signed with.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
@@ -20,6 +26,7 @@ def register(app: typer.Typer) -> None:
     for command in (run, jobs, status, logs, cancel, download):
         app.command()(command)
     app.add_typer(keys, name="keys")
+    app.add_typer(webhooks, name="webhooks")
 
 
 def run(
@@ -120,3 +127,11 @@ def revoke(key_id: Annotated[str, typer.Argument(help="The key's id.")]) -> None
     from cloche.cli import remote, show
 
     show.run(remote.revoke_key(key_id))
+
+
+@webhooks.command()
+def secret() -> None:
+    """Print what the server signs webhooks with; for admins."""
+    from cloche.cli import remote, show
+
+    show.run(remote.webhook_secret())

@@ -1,4 +1,4 @@
-"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys."""
+"""The commands that talk to a server: run, jobs, status, logs, cancel, download, keys, webhooks."""
 
 from __future__ import annotations
 
@@ -67,20 +67,30 @@ class Client:
         """Follow a job to its end, taking a broken stream up where it was."""
         seen = 0
         while True:
-            headers = {"accept": "text/event-stream", "last-event-id": str(seen)}
-            path = f"/v1/jobs/{job_id}/events"
             with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
-                async with self.http.stream("GET", path, headers=headers, timeout=60) as answer:
-                    if answer.status_code != 200:
-                        await answer.aread()
-                        _raise(answer)
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data: "):
-                            event = json.loads(line.removeprefix("data: "))
-                            seen = event["seq"]
-                            yield event
-                            if event["kind"] == "finished":
-                                return
+                async for _, event in self.stream_events(
+                    "GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": str(seen)}
+                ):
+                    seen = event["seq"]
+                    yield event
+                    if event["kind"] == "finished":
+                        return
+
+    async def stream_events(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield a stream's events by name, as they come."""
+        accept = {"accept": "text/event-stream", **(headers or {})}
+        name = "message"
+        async with self.http.stream(method, path, headers=accept, **options) as answer:
+            if answer.is_error:
+                await answer.aread()
+                _raise(answer)
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield name, json.loads(line.removeprefix("data: "))
 
 
 def _raise(answer: httpx.Response) -> None:
@@ -108,7 +118,7 @@ async def run(request: Mapping[str, Any], download_to: Path | None) -> int:
     """Submit a job, follow it to its end, and download what it left."""
     async with Client.connect() as client:
         job = await client.call("POST", "/v1/jobs", json=request)
-        _say(f"job {job['id']}")
+        say(f"job {job['id']}")
         async for event in client.events(job["id"]):
             _show(event)
         job = await client.call("GET", f"/v1/jobs/{job['id']}")
@@ -125,20 +135,20 @@ def _show(event: Mapping[str, Any]) -> None:
             stream.write(event["text"])
             stream.flush()
         case "machine":
-            _say(f"on machine {body['machine']}, {body['rung']} rung")
+            say(f"on machine {body['machine']}, {body['rung']} rung")
         case "step":
-            _say(f"step {body['step'] + 1}: {body['tool']}")
+            say(f"step {body['step'] + 1}: {body['tool']}")
         case "retried":
-            _say(f"tried again: {body['why']}")
+            say(f"tried again: {body['why']}")
         case "artifacts" if body["files"]:
-            _say(f"kept {body['files']} files, {body['bytes']} bytes")
+            say(f"kept {body['files']} files, {body['bytes']} bytes")
         case "finished":
-            _say(body["state"] + (f": {body['error']}" if body["error"] else ""))
+            say(body["state"] + (f": {body['error']}" if body["error"] else ""))
         case _:
             pass
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stderr.write(f"\033[2m· {text}\033[0m\n" if sys.stderr.isatty() else f"· {text}\n")
 
 
@@ -216,14 +226,21 @@ async def download(job_id: str, target: Path) -> None:
 
 
 async def _download(client: Client, job_id: str, target: Path) -> None:
+    await download_to(client, f"/v1/jobs/{job_id}/artifacts.zip", target)
+
+
+async def download_to(client: Client, path: str, target: Path, **options: Any) -> None:
+    """Put an answer's body into a file, whole or not at all; `-` is our own output."""
+    if str(target) == "-":
+        async with _body(client, path, options) as pieces:
+            async for data in pieces:
+                sys.stdout.buffer.write(data)
+        return
     draft = target.with_suffix(f"{target.suffix}.part")
     try:
-        async with client.http.stream("GET", f"/v1/jobs/{job_id}/artifacts.zip") as answer:
-            if answer.is_error:
-                await answer.aread()
-                _raise(answer)
+        async with _body(client, path, options) as pieces:
             with draft.open("wb") as file:
-                async for data in answer.aiter_bytes():
+                async for data in pieces:
                     file.write(data)
         draft.replace(target)
     except OSError as error:
@@ -232,7 +249,18 @@ async def _download(client: Client, job_id: str, target: Path) -> None:
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-    _say(f"wrote {target}")
+    say(f"wrote {target}")
+
+
+@contextlib.asynccontextmanager
+async def _body(
+    client: Client, path: str, options: Mapping[str, Any]
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    async with client.http.stream("GET", path, **options) as answer:
+        if answer.is_error:
+            await answer.aread()
+            _raise(answer)
+        yield answer.aiter_bytes()
 
 
 async def create_key(*, tenant: str, role: str, name: str) -> None:
@@ -240,7 +268,7 @@ async def create_key(*, tenant: str, role: str, name: str) -> None:
         made = await client.call(
             "POST", "/v1/keys", json={"tenant": tenant, "role": role, "name": name}
         )
-    _say(f"key {made['id']} of {made['tenant']}, {made['role']}; it is shown this once:")
+    say(f"key {made['id']} of {made['tenant']}, {made['role']}; it is shown this once:")
     sys.stdout.write(made["key"] + "\n")
 
 
@@ -261,3 +289,9 @@ async def revoke_key(key_id: str) -> None:
     async with Client.connect() as client:
         await client.call("DELETE", f"/v1/keys/{key_id}")
     sys.stdout.write(f"{key_id} is revoked\n")
+
+
+async def webhook_secret() -> None:
+    async with Client.connect() as client:
+        found = await client.call("GET", "/v1/webhooks/secret")
+    sys.stdout.write(found["secret"] + "\n")

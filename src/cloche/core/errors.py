@@ -16,6 +16,9 @@
     │   ├── MachinePaused
     │   ├── ImageMissing
     │   ├── PortClosed
+    │   ├── RungUnavailable
+    │   ├── NoSuchSandbox
+    │   ├── SandboxElsewhere
     │   ├── NoSuchJob
     │   ├── JobNotOver
     │   ├── NoSuchKey
@@ -168,6 +171,24 @@ class PortClosed(UserError):
     """Nobody listens there inside the machine."""
 
     code = "port_closed"
+
+
+class RungUnavailable(UserError):
+    """The host's isolation is weaker than what was demanded; nothing was run on it."""
+
+    code = "rung_unavailable"
+
+
+class NoSuchSandbox(UserError):
+    """There is no sandbox of that id, or it is no more, or it is not this tenant's."""
+
+    code = "no_such_sandbox"
+
+
+class SandboxElsewhere(UserError):
+    """The machine is on another host, and only the server there can reach into it."""
+
+    code = "sandbox_elsewhere"
 
 
 class NoSuchJob(UserError):

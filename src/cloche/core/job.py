@@ -15,11 +15,13 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cloche.core.rung import Rung
+from cloche.core.webhook import Webhook, also_a_text
 
 MAX_CODE = 1_000_000
 MAX_TASK = 100_000
 MAX_STEPS = 1000
 MAX_SECONDS = 7 * 24 * 3600
+MAX_PATH = 4096
 ROOTS = ("/workspace", "/home/user", "/tmp")  # noqa: S108 - places in a machine
 
 
@@ -44,6 +46,10 @@ class Reason(enum.StrEnum):
     EXIT_CODE = "exit_code"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
+    SILENT = "silent"
+    """A step wrote nothing for too long."""
+    CPU = "cpu"
+    """The job used up its processor time."""
     BAD_STEP = "bad_step"
     NOT_STARTED = "not_started"
     LOST_MACHINE = "lost_machine"
@@ -64,15 +70,19 @@ def _whole_path(path: str) -> str:
         raise ValueError("leads upwards with `..`")
     if not any(pure.is_relative_to(root) for root in ROOTS):
         raise ValueError(f"lies outside {', '.join(ROOTS)}")
+    if len(str(pure)) > MAX_PATH:
+        raise ValueError(f"is longer than {MAX_PATH} characters, with the folder it begins in")
     return str(pure)
 
 
 Text = Annotated[str, AfterValidator(_no_nul)]
 Code = Annotated[Text, Field(min_length=1, max_length=MAX_CODE)]
-Path = Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(_whole_path)]
+Path = Annotated[Text, Field(min_length=1, max_length=MAX_PATH), AfterValidator(_whole_path)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.\-/]+$")]
 Variable = Annotated[Text, Field(min_length=1, max_length=256, pattern=r"^[^=]+$")]
+Env = Annotated[dict[Variable, Text], Field(max_length=256)]
+Labels = Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max_length=64)]
 
 
 class Value(BaseModel):
@@ -147,9 +157,13 @@ class Limits(Value):
 
     vcpus: Annotated[int, Field(ge=1, le=256)] = 2
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 2048
-    disk_mib: Annotated[int, Field(ge=64, le=16 << 20)] = 8192
+    disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = 8192
     pids: Annotated[int, Field(ge=32, le=32768)] = 1024
     wall_s: Seconds = 3600
+    silent_s: Seconds | None = None
+    """How long a step may go without writing anything."""
+    cpu_s: Seconds | None = None
+    """How much processor time the job may use, on all processors together."""
 
 
 class Request(Value):
@@ -163,14 +177,18 @@ class Request(Value):
     image: Annotated[str, Field(min_length=1, max_length=128)] = "base"
     limits: Limits = Limits()
     min_rung: Rung | None = None
-    env: Annotated[dict[Variable, Text], Field(max_length=256)] = {}
+    env: Env = {}
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     retries: Annotated[int, Field(ge=0, le=10)] = 0
     """How often the job is run again when its machine is lost."""
-    labels: Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max_length=64)] = {}
+    labels: Labels = {}
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    keep_alive_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 0
+    """How long the job's machine stands on after its end, as a sandbox."""
     artifacts: Annotated[list[Text], Field(min_length=1, max_length=100)] = ["**"]
     """Globs below /workspace: what is kept."""
+    webhook: Annotated[Webhook | None, Field(json_schema_extra=also_a_text)] = None
+    """Whom to tell when the job starts or ends."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:

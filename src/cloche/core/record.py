@@ -13,6 +13,7 @@ Kind = Literal[
     "machine",    # the job runs on this machine: machine, rung, adopted
     "step",       # a step begins: step, tool, process
     "output",     # bytes a step wrote: step, stream, offset; the bytes are its data
+    "limit",      # the step is to be ended, for it passed a bound: step, reason, error
     "step_ended", # step, exit_code, reason, duration_s, cpu_s, max_rss_kib
     "artifacts",  # what was kept: files, bytes
     "retried",    # the job goes back into the queue: why

@@ -9,7 +9,7 @@ from cloche.core.errors import BadRequest
 _BOUNDS = {
     "vcpus": (1, 256),
     "memory_mib": (64, 1 << 20),
-    "disk_mib": (64, 16 << 20),
+    "disk_mib": (64, 4 << 20),
     "pids": (32, 32768),
 }
 

@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from cloche.core import tracing
 from cloche.core.errors import ClocheError, NoSuchProcess, UserError
 from cloche.core.job import CodeStep, Job, Outcome, Reason, ShellStep, State, Step
-from cloche.core.process import Chunk, Exit
+from cloche.core.process import Chunk, Exit, Stream
 from cloche.core.record import Entry, Event, Record
-from cloche.jobs import steps
+from cloche.core.text import whole_length
+from cloche.jobs import steps, watchdog
+from cloche.jobs.watchdog import Breach, Ceilings, Watchdog
 from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox, new_process_id
 
@@ -27,7 +29,7 @@ FLUSH_S = 0.1
 FLUSH_BYTES = 64 * 1024
 _SUCCESS = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
 
-Offsets = dict[Literal["stdout", "stderr"], int]
+Offsets = dict[Stream, int]
 
 
 @dataclass(slots=True)
@@ -47,29 +49,40 @@ class Progress:
     began: float | None = None
     traceparent: str = ""
     """The span of whoever asked for the job."""
+    heard_at: float = 0.0
+    """When the step last wrote something, or began."""
+    breach: Breach | None = None
+    """Why that step is to be ended, if that was decided."""
+    cpu_before: float = 0.0
+    """What the machine had used when the job came to it."""
 
-    def begin_on(self, machine: str) -> None:
+    def begin_on(self, machine: str, cpu_before: float = 0.0) -> None:
         """Start over: another machine knows nothing of what the last one did."""
         self.step, self.process, self.machine, self.touched = 0, "", machine, False
         self.offsets = {"stdout": 0, "stderr": 0}
+        self.breach, self.cpu_before = None, cpu_before
 
     def take(self, event: Event) -> None:
         match event.kind:
             case "submitted":
                 self.traceparent = event.body.get("traceparent", "")
             case "machine" if event.body["machine"] != self.machine:
-                self.begin_on(event.body["machine"])
+                self.begin_on(event.body["machine"], event.body.get("cpu_s", 0.0))
             case "step":
                 self.runs += not self.touched
                 self.touched = True
                 self.step, self.process = event.body["step"], event.body.get("process", "")
                 self.offsets = {"stdout": 0, "stderr": 0}
+                self.heard_at = event.at.timestamp()
             case "output":
                 stream = event.body["stream"]
+                self.heard_at = event.at.timestamp()
                 if event.body.get("offset") is not None:
                     self.offsets[stream] = event.body["offset"] + event.size
+            case "limit":
+                self.breach = Breach(reason=Reason(event.body["reason"]), error=event.body["error"])
             case "step_ended":
-                self.step, self.process = event.body["step"] + 1, ""
+                self.step, self.process, self.breach = event.body["step"] + 1, "", None
             case _:
                 pass
 
@@ -89,11 +102,14 @@ async def read_progress(record: Record, job_id: str) -> Progress:
 class Runner:
     """One job on one machine."""
 
-    def __init__(self, record: Record, worker: str, job: Job, sandbox: Sandbox) -> None:
+    def __init__(
+        self, record: Record, worker: str, job: Job, sandbox: Sandbox, ceilings: Ceilings
+    ) -> None:
         self._record = record
         self._worker = worker
         self._job = job
         self._sandbox = sandbox
+        self._ceilings = ceilings
 
     async def run(self, progress: Progress) -> Outcome:
         """Run what is left of the job.
@@ -102,53 +118,96 @@ class Runner:
             SandboxLost, GuestMisbehaved: the machine is gone or hostile.
             LeaseLost: another worker has the job.
         """
-        began = progress.began or time.time()
+        limits = self._job.request.limits
+        self._watchdog = Watchdog(
+            self._sandbox,
+            limits,
+            self._ceilings,
+            began=progress.began or time.time(),
+            cpu_before=progress.cpu_before,
+        )
         todo = self._job.request.actions()
         for index in range(progress.step, len(todo)):
-            left_s = began + self._job.request.limits.wall_s - time.time()
-            if left_s <= 0:
-                return _timed_out(self._job.request.limits.wall_s)
+            if self._watchdog.left_s <= 0:
+                return watchdog.out_of_time(limits).outcome()
             with tracing.step(index, todo[index].tool):
-                outcome = await self._step(index, todo[index], left_s, progress)
+                outcome = await self._step(index, todo[index], progress)
                 tracing.note_step(outcome)
-            progress.process = ""
+            progress.process, progress.breach = "", None
             if outcome.state is not State.SUCCEEDED:
                 return outcome
         return _SUCCESS
 
-    async def _step(self, index: int, step: Step, left_s: float, progress: Progress) -> Outcome:
+    async def _step(self, index: int, step: Step, progress: Progress) -> Outcome:
         try:
             if isinstance(step, ShellStep | CodeStep):
-                ended = await self._run_process(index, step, left_s, progress)
-                return await self._judge(index, ended)
-            await self._append(Entry(kind="step", body={"step": index, "tool": step.tool}))
-            said = await steps.do(self._sandbox, step)
+                return await self._run_process(index, step, progress)
+            return await self._run_file_call(index, step)
         except UserError as error:
             body = {"step": index, "reason": Reason.BAD_STEP, "error": error.message}
             await self._append(Entry(kind="step_ended", body=body))
             return Outcome(
                 state=State.FAILED, reason=Reason.BAD_STEP, error=f"Step {index + 1}: {error}"
             )
+        except TimeoutError:
+            return await self._close(
+                index, watchdog.out_of_time(self._job.request.limits).outcome()
+            )
+
+    async def _run_file_call(self, index: int, step: Step) -> Outcome:
+        await self._append(Entry(kind="step", body={"step": index, "tool": step.tool}))
+        async with self._watchdog.in_time():
+            said = await steps.do(self._sandbox, step)
         done = Entry(kind="step_ended", body={"step": index, "exit_code": 0})
         output = Entry(kind="output", body={"step": index, "stream": "stdout"}, data=said)
         await self._append(*([output, done] if said else [done]))
         return _SUCCESS
 
     async def _run_process(
-        self, index: int, step: ShellStep | CodeStep, left_s: float, progress: Progress
-    ) -> Exit:
-        settings = steps.Settings(env=self._job.request.env, timeout_s=left_s)
+        self, index: int, step: ShellStep | CodeStep, progress: Progress
+    ) -> Outcome:
         if progress.process:
-            with contextlib.suppress(NoSuchProcess):
-                process = await self._sandbox.attach(progress.process)
-                return await self._follow(index, process, progress.offsets)
-            process_id = progress.process  # Written down, but never started.
+            process = await self._take_up(step, progress)
         else:
-            process_id = new_process_id()
-            body = {"step": index, "tool": step.tool, "process": process_id}
+            progress.process = new_process_id()
+            progress.offsets = {"stdout": 0, "stderr": 0}
+            body = {"step": index, "tool": step.tool, "process": progress.process}
             await self._append(Entry(kind="step", body=body))
-        process = await steps.start(self._sandbox, step, settings, process_id)
-        return await self._follow(index, process, {"stdout": 0, "stderr": 0})
+            process = await self._start(step, progress.process)
+        following = asyncio.create_task(self._follow(index, process, progress.offsets))
+        try:
+            breach = progress.breach or await self._watchdog.watch(following, index)
+            if breach is None:
+                return await self._judge(index, await following)
+            if progress.breach is None:
+                body = {"step": index, **asdict(breach)}
+                await self._append(Entry(kind="limit", body=body))
+            ended = await watchdog.end(process, following)
+            return await self._close(index, breach.outcome(ended), ended)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _start(self, step: ShellStep | CodeStep, process_id: str) -> Process:
+        self._watchdog.heard()
+        settings = steps.Settings(env=self._job.request.env, timeout_s=self._watchdog.left_s)
+        async with self._watchdog.in_time():
+            return await steps.start(self._sandbox, step, settings, process_id)
+
+    async def _take_up(self, step: ShellStep | CodeStep, progress: Progress) -> Process:
+        """Attach to a process that an earlier runner wrote down, or start it if it did not."""
+        try:
+            async with self._watchdog.in_time():
+                process = await self._sandbox.attach(progress.process)
+                status = await process.status()
+        except NoSuchProcess:
+            progress.offsets = {"stdout": 0, "stderr": 0}
+            return await self._start(step, progress.process)
+        # What it wrote while nobody was there, it may have written just now.
+        stored = (progress.offsets["stdout"], progress.offsets["stderr"])
+        wrote = (status.stdout_bytes, status.stderr_bytes) != stored
+        self._watchdog.heard(None if wrote else progress.heard_at)
+        return process
 
     async def _follow(self, index: int, process: Process, offsets: Offsets) -> Exit:
         """Store output as it comes: a batch when it is large, or when it is a moment old."""
@@ -163,6 +222,7 @@ class Runner:
                         chunk = reading.result()
                         if chunk is None:
                             break
+                        self._watchdog.heard()
                         batch.add(chunk)
                         reading = asyncio.ensure_future(anext(output, None))
                     if batch.is_due():
@@ -171,14 +231,18 @@ class Runner:
                 reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ClocheError, StopAsyncIteration):
                     await reading
-        if entries := batch.take():
+        if entries := batch.take(last=True):
             await self._append(*entries)
         return await process.wait()
 
     async def _judge(self, index: int, ended: Exit) -> Outcome:
         out_of_memory = ended.signal == 9 and (await self._sandbox.usage()).oom_kills > 0
-        outcome = _outcome(index, ended, out_of_memory=out_of_memory)
-        body: dict[str, Any] = {"step": index, "exit_code": ended.code, **asdict(ended)}
+        return await self._close(index, _outcome(index, ended, out_of_memory=out_of_memory), ended)
+
+    async def _close(self, index: int, outcome: Outcome, ended: Exit | None = None) -> Outcome:
+        body: dict[str, Any] = {"step": index}
+        if ended is not None:
+            body |= {"exit_code": ended.code, **asdict(ended)}
         if outcome.state is not State.SUCCEEDED:
             body["reason"] = outcome.reason
         await self._append(Entry(kind="step_ended", body=body))
@@ -189,29 +253,33 @@ class Runner:
 
 
 class _Batch:
-    """Output that waits to be stored, so that a chatty process does not cost a commit a line."""
+    """Output that waits to be stored, so that a chatty process does not cost a commit a line.
+
+    Chunks of one stream in a row become one entry, and none ends within a character:
+    whoever reads the history an event at a time can read it as text.
+    """
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._entries: list[Entry] = []
+        self._chunks: list[Chunk] = []
+        self._held: dict[Stream, Chunk] = {}
         self._bytes = 0
         self._since = 0.0
 
     def add(self, chunk: Chunk) -> None:
-        if not self._entries:
+        if not self._chunks:
             self._since = time.monotonic()
-        body: dict[str, Any] = {
-            "step": self._step,
-            "stream": chunk.stream,
-            "offset": chunk.offset,
-        }
-        if chunk.lost:
-            body["lost"] = chunk.lost
-        self._entries.append(Entry(kind="output", body=body, data=chunk.data))
         self._bytes += len(chunk.data)
+        if (held := self._held.pop(chunk.stream, None)) is not None:
+            self._chunks.append(held)
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and last.stream == chunk.stream and not chunk.lost:
+            self._chunks[-1] = replace(last, data=last.data + chunk.data)
+        else:
+            self._chunks.append(chunk)
 
     def due_in(self) -> float | None:
-        if not self._entries:
+        if not self._chunks:
             return None
         return max(0.0, self._since + FLUSH_S - time.monotonic())
 
@@ -219,9 +287,31 @@ class _Batch:
         due_in = self.due_in()
         return due_in is not None and (due_in == 0.0 or self._bytes >= FLUSH_BYTES)
 
-    def take(self) -> Sequence[Entry]:
-        entries, self._entries, self._bytes = self._entries, [], 0
-        return entries
+    def take(self, *, last: bool = False) -> Sequence[Entry]:
+        """Return what is to be stored; the beginning of a character waits for its rest."""
+        chunks, self._chunks, self._bytes = self._chunks, [], 0
+        ends = {chunk.stream: index for index, chunk in enumerate(chunks)}
+        if last:
+            chunks += self._held.values()
+        else:
+            for stream, index in ends.items():
+                chunk = chunks[index]
+                size = whole_length(chunk.data)
+                if size < len(chunk.data):
+                    rest = chunk.data[size:]
+                    self._held[stream] = Chunk(stream=stream, offset=chunk.offset + size, data=rest)
+                    chunks[index] = replace(chunk, data=chunk.data[:size])
+        return [self._entry(chunk) for chunk in chunks if chunk.data or chunk.lost]
+
+    def _entry(self, chunk: Chunk) -> Entry:
+        body: dict[str, Any] = {
+            "step": self._step,
+            "stream": chunk.stream,
+            "offset": chunk.offset,
+        }
+        if chunk.lost:
+            body["lost"] = chunk.lost
+        return Entry(kind="output", body=body, data=chunk.data)
 
 
 def _outcome(index: int, ended: Exit, *, out_of_memory: bool) -> Outcome:
@@ -238,12 +328,4 @@ def _outcome(index: int, ended: Exit, *, out_of_memory: bool) -> Outcome:
         reason=reason,
         exit_code=ended.code,
         error=f"Step {index + 1} {why}.",
-    )
-
-
-def _timed_out(wall_s: float) -> Outcome:
-    return Outcome(
-        state=State.FAILED,
-        reason=Reason.TIMEOUT,
-        error=f"The job did not end within {wall_s:g} s.",
     )

@@ -11,11 +11,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from cloche.core import about, tracing
 from cloche.core.errors import (
@@ -30,10 +30,11 @@ from cloche.core.errors import (
 from cloche.core.job import Job, Outcome, Reason, State
 from cloche.core.queue import Queue
 from cloche.core.record import Entry, Record
-from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
-from cloche.jobs import artifacts
+from cloche.jobs import artifacts, watchdog
+from cloche.jobs.machines import Machines, see_to_its_end
 from cloche.jobs.runner import Progress, Runner, read_progress
+from cloche.jobs.sandboxes import Sandboxes
 from cloche.sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_NO_CEILINGS: Final = watchdog.Ceilings()
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
 _FAULT = Outcome(
     state=State.FAILED, reason=Reason.FAULT, error="Cloche itself failed; its log tells how."
@@ -54,26 +56,6 @@ def renew_every(lease: timedelta) -> timedelta:
     return lease / 3
 
 
-class Machines(Protocol):
-    """Where a worker gets machines from."""
-
-    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
-        """Return a machine that outlives this process.
-
-        Raises:
-            BackendUnavailable, MachineNotStarted, ImageMissing: there is none to be had.
-        """
-        ...
-
-    async def adopt(self, machine_id: str) -> Sandbox:
-        """Take over the machine of a job whose worker is gone.
-
-        Raises:
-            NoSuchMachine: it is gone, too.
-        """
-        ...
-
-
 class Worker:
     """Runs up to `slots` jobs at once."""
 
@@ -82,21 +64,25 @@ class Worker:
         queue: Queue,
         record: Record,
         machines: Machines,
+        sandboxes: Sandboxes,
         *,
         name: str,
         slots: int,
         per_tenant: int,
         folder: Path,
         lease: timedelta = LEASE,
+        ceilings: watchdog.Ceilings = _NO_CEILINGS,
     ) -> None:
         self.name = name
         self._queue = queue
         self._record = record
         self._machines = machines
+        self._sandboxes = sandboxes
         self._slots = slots
         self._per_tenant = per_tenant
         self._folder = folder
         self._lease = lease
+        self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._awake = asyncio.Event()
@@ -193,16 +179,16 @@ class Worker:
             await self._see_through(job)
         except asyncio.CancelledError:
             if job.id in self._cancelled:
-                await _see_to_its_end(self._end(job, _CANCELLED))
+                await see_to_its_end(self._end(job, _CANCELLED))
             else:  # We are stopping: the next worker goes on with the same machine.
-                await _see_to_its_end(self._queue.release(self.name, job.id))
+                await see_to_its_end(self._queue.release(self.name, job.id))
         except LeaseLost:
             logger.info("job %s: another worker has it", job.id)
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
-            await _see_to_its_end(self._end(job, _FAULT))
+            await see_to_its_end(self._end(job, _FAULT))
         finally:
             tracing.end_job()
 
@@ -217,10 +203,16 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox)
             return
         try:
-            outcome = await Runner(self._record, self.name, job, sandbox).run(progress)
-            await self._keep_artifacts(job, sandbox)
+            runner = Runner(self._record, self.name, job, sandbox, self._ceilings)
+            outcome = await runner.run(progress)
+            outcome = await watchdog.collect(
+                outcome,
+                self._keep_artifacts(job, sandbox),
+                job.request.limits,
+                progress.began or time.time(),
+            )
         except (SandboxLost, GuestMisbehaved) as error:
-            await _see_to_its_end(sandbox.close())
+            await see_to_its_end(sandbox.close())
             await self._lost(job, error)
             return
         await self._finish(job, outcome, sandbox)
@@ -263,7 +255,7 @@ class Worker:
             await self._note_machine(job, sandbox, progress, adopted=False)
         except BaseException:
             # Nobody else may know of it, and nothing ran on it.
-            await _see_to_its_end(sandbox.close())
+            await see_to_its_end(sandbox.close())
             raise
         return sandbox
 
@@ -273,10 +265,14 @@ class Worker:
         about.note(machine=sandbox.id)
         tracing.note(machine=sandbox.id, rung=sandbox.rung, adopted=adopted)
         await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
-        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted}
+        cpu_s = 0.0
+        if not adopted:
+            with contextlib.suppress(SandboxLost):  # The first step will tell.
+                cpu_s = (await sandbox.usage()).cpu_s
+        body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted, "cpu_s": cpu_s}
         await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
         if progress.machine != sandbox.id:
-            progress.begin_on(sandbox.id)
+            progress.begin_on(sandbox.id, cpu_s)
 
     async def _lost(self, job: Job, error: ClocheError) -> None:
         progress = await read_progress(self._record, job.id)
@@ -315,19 +311,14 @@ class Worker:
         logger.info("job %s: %s, %s", job.id, outcome.state, outcome.reason)
 
     async def _finish(self, job: Job, outcome: Outcome, sandbox: Sandbox) -> None:
+        kept = outcome.state is not State.CANCELLED and outcome.reason is not Reason.CPU
+        if job.request.keep_alive_s and kept:
+            await self._sandboxes.keep(job, sandbox)
+            await self._conclude(job, outcome)
+            return
         await self._conclude(job, outcome)
         # After the end is told: destroying takes a moment that nobody needs to wait for.
-        await _see_to_its_end(sandbox.close())
-
-
-async def _see_to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even if we are told to stop meanwhile; then stop."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+        await see_to_its_end(sandbox.close())
 
 
 def _lost(error: ClocheError) -> Outcome:

@@ -29,6 +29,8 @@ def configure(form: Format, level: Level) -> None:
         logging.getLogger("cloche").setLevel(logging.DEBUG)
     # It tells of every plugin it loads.
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It tells of every call, with the address: a webhook's may hold a secret.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class Json(logging.Formatter):

@@ -21,6 +21,7 @@ from cloche.core.queue import Filter, Page, Submitted
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
 from cloche.stores.database import Database
+from cloche.stores.outbox import add_delivery
 from cloche.stores.record import add_entries
 from cloche.stores.tables import Moment, jobs
 
@@ -121,6 +122,8 @@ class Queue:
             for job in found:
                 body = {"worker": worker, "attempt": job.attempt}
                 await add_entries(connection, job.id, [Entry(kind="started", body=body)])
+                if job.attempt == 1:  # A restart of ours is no news.
+                    await add_delivery(connection, job, "started")
         for job in found:
             self._meters.job_started(job)
         return found
@@ -148,7 +151,7 @@ class Queue:
         }
         async with self._database.write() as connection:
             await _change(connection, worker, job_id, values)
-            await add_entries(connection, job_id, [_finished(outcome)])
+            await _tell_the_end(connection, job_id, outcome)
             job = await _get(connection, job_id)
         self._meters.job_finished(job)
         return job
@@ -180,7 +183,7 @@ class Queue:
                 )
             )
             if ended.rowcount:
-                await add_entries(connection, job_id, [_finished(_CANCELLED)])
+                await _tell_the_end(connection, job_id, _CANCELLED)
             waiting = mine & (jobs.c.state == State.QUEUED)
             await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
             job = await _get(connection, job_id)
@@ -233,8 +236,10 @@ _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED)
 _BACK_IN_THE_QUEUE: dict[str, Any] = {"state": State.QUEUED, "worker": "", "lease_until": None}
 
 
-def _finished(outcome: Outcome) -> Entry:
-    return Entry(kind="finished", body=asdict(outcome))
+async def _tell_the_end(connection: AsyncConnection, job_id: str, outcome: Outcome) -> None:
+    """Note in the transaction that ends a job, after the change, that it is over."""
+    await add_entries(connection, job_id, [Entry(kind="finished", body=asdict(outcome))])
+    await add_delivery(connection, await _get(connection, job_id), "finished")
 
 
 def _next_in_turn(limit: int, per_tenant: int) -> sa.ScalarSelect[str]:

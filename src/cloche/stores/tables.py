@@ -92,3 +92,56 @@ audit = sa.Table(
     sa.Column("target", sa.String(128), nullable=False),
     sa.Column("detail", sa.JSON, nullable=False),
 )
+
+sandboxes = sa.Table(
+    "sandboxes",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("home", sa.String(64), nullable=False),
+    sa.Column("rung", sa.String(16), nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("condition", sa.String(16), nullable=False),
+    sa.Column("ending", sa.String(16)),
+    sa.Column("env", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("used_at", Moment, nullable=False),
+    sa.Column("expires_at", Moment, nullable=False),
+    sa.Column("ended_at", Moment),
+    sa.Column("idle_s", sa.Float),
+    sa.Column("job", sa.String(32), nullable=False),
+    sa.Index("sandboxes_of_tenant", "tenant", "condition", "created_at"),
+    sa.Index("sandboxes_of_home", "home", "condition"),
+    sa.Index("sandboxes_of_job", "job"),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id", ondelete="CASCADE")),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    # Its host and port: what a slow one is bounded by.
+    sa.Column("receiver", sa.String(300), nullable=False),
+    sa.Column("event", sa.String(16), nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("last_at", Moment),
+    sa.Column("next_at", Moment),
+    sa.Column("last_error", sa.Text, nullable=False, default=""),
+    sa.Column("owner", sa.String(64), nullable=False, default=""),
+    sa.Column("lease_until", Moment),
+    sa.Index("deliveries_due", "state", "next_at"),
+    sa.Index("deliveries_of_job", "job_id", "created_at"),
+)
+
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)

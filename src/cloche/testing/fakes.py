@@ -58,6 +58,8 @@ class IdleMachine:
         self.destroyed = False
         self.calls: list[str] = []
         """The method and path of each call, in order."""
+        self.last_body = b""
+        """What came with the latest call that had a length."""
         self._connections: set[asyncio.Task[None]] = set()
 
     async def dial(self) -> ByteStream:
@@ -115,7 +117,7 @@ class IdleMachine:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             for line in head.lower().splitlines():
                 if line.startswith("content-length:"):
-                    await reader.readexactly(int(line.split(":")[1]))
+                    self.last_body = await reader.readexactly(int(line.split(":")[1]))
             call = " ".join(head.split(" ")[:2])
             self.calls.append(call)
             await self.respond(call, writer)
@@ -147,6 +149,27 @@ class DeafMachine(IdleMachine):
 
     async def respond(self, call: str, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
+
+
+class StallingMachine(DeafMachine):
+    """Starts what it is told to and shows signs of life ever after: it ends and kills nothing.
+
+    To calls about files it is deaf.
+    """
+
+    async def respond(self, call: str, writer: asyncio.StreamWriter) -> None:
+        if call == "POST /processes":
+            process_id = json.loads(self.last_body)["id"]
+            writer.write(answer({**_STARTED, "id": process_id}))
+        elif "/output" in call:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            line = json.dumps({"alive": True}).encode() + b"\n"
+            while True:
+                writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+                await writer.drain()
+                await asyncio.sleep(0.2)
+        else:
+            await super().respond(call, writer)
 
 
 class DyingMachine(IdleMachine):

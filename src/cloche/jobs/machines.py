@@ -1,0 +1,42 @@
+"""Where machines come from, as those who run things on them see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
+from cloche.sandbox.sandbox import Sandbox
+
+
+class Machines(Protocol):
+    """Gives out machines that outlive this process."""
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
+        """Return a fresh machine.
+
+        Raises:
+            RungUnavailable, ImageMissing, BackendUnavailable, MachineNotStarted:
+                there is none to be had.
+        """
+        ...
+
+    async def adopt(self, machine_id: str) -> Sandbox:
+        """Take over a machine that was given out before, by this process or another.
+
+        Raises:
+            NoSuchMachine: it is gone.
+        """
+        ...
+
+
+async def see_to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even if we are told to stop meanwhile; then stop."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
