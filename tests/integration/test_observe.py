@@ -203,7 +203,8 @@ def test_what_runs_now_is_told(server: Server) -> None:
     eventually(lambda: server.client.get(f"/v1/jobs/{job_id}").json()["machine"])
 
     eventually(lambda: scrape(server).get("cloche_jobs", state="running") == 1)
-    assert scrape(server).get("cloche_machines", use="job") == 1
+    # The machine of the last test's job may be about to go.
+    eventually(lambda: scrape(server).get("cloche_machines", use="job") == 1)
     server.client.post(f"/v1/jobs/{job_id}/cancel")
     server.end_of(job_id)
 
