@@ -36,11 +36,14 @@ from cloche.observe.metrics import Metrics
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
 from cloche.stores.standings import Standings
+from cloche.stores.uploads import Uploads
+from cloche.upkeep import retention
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
@@ -62,7 +65,7 @@ async def serve(
     Raises:
         BadSettings: the settings do not go together.
         OperatorError: the data folder is in use, or the port is taken.
-        StoreUnavailable: the database does not answer.
+        StoreUnavailable: the database or the blob store does not answer.
     """
     if settings.auth == "off" and host not in LOOPBACK:
         raise BadSettings(
@@ -104,18 +107,15 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
         here = Host.from_settings(settings)
         await here.backend.check()
         image = here.image("base")
-        address = settings.database or f"sqlite:///{settings.data / 'cloche.db'}"
+        blobs = await Blobs.open_at(settings.blob_address)
         metrics = Metrics(version=__version__, rung=here.backend.rung)
-        database = await Database.open(address, metrics)
+        database = await Database.open(settings.database_address, metrics)
         pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size, meters=metrics)
         try:
             queue = Queue(database, metrics)
             record, access = Record(database), Access(database)
-            name, machines, standings = (
-                _name(settings.data),
-                Machines(here, pool, metrics),
-                Standings(database),
-            )
+            standings, uploads = Standings(database), Uploads(database)
+            name, machines = _name(settings.data), Machines(here, pool, metrics)
             sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
@@ -125,8 +125,8 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 name=name,
                 slots=settings.slots,
                 per_tenant=settings.jobs_per_tenant,
-                folder=settings.data / "jobs",
                 ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
+                blobs=blobs,
             )
             outbox, rules = Outbox(database), Rules(settings.allow_addresses)
             webhook_secret = await _webhook_secret(outbox, settings)
@@ -146,7 +146,9 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 sandboxes=sandboxes,
                 standings=standings,
                 outbox=outbox,
-                artifacts_of=worker.artifacts_of,
+                blobs=blobs,
+                uploads=uploads,
+                max_upload_bytes=settings.max_upload_mib << 20,
                 wake=worker.wake,
                 rung=here.backend.rung,
                 vitals=Vitals(
@@ -163,10 +165,12 @@ async def _services(settings: Settings, host: str) -> AsyncIterator[tuple[Servic
                 max_wall_s=settings.max_wall_s,
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )
+            upkeep = retention(settings, queue, uploads, blobs)
             working = [
                 asyncio.create_task(worker.run(), name="worker"),
                 asyncio.create_task(sandboxes.run(), name="sandboxes"),
                 asyncio.create_task(sender.run(), name="webhooks"),
+                asyncio.create_task(upkeep.run(), name="retention"),
             ]
             try:
                 yield services, await _first_key(access, settings)

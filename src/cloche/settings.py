@@ -81,10 +81,33 @@ class Settings(BaseSettings):
     max_cpu_s: Annotated[
         float | None, Field(gt=0, description="How much processor time a job may use.")
     ] = None
+    blobs: Annotated[
+        str | None,
+        Field(
+            description="`s3://…`, `gs://…`, `az://…`, `file:///…`; in the data folder if unset."
+        ),
+    ] = None
+    max_upload_mib: Annotated[
+        int, Field(ge=1, le=1 << 20, description="The largest file that is taken in, in MiB.")
+    ] = 2048
+    keep_jobs_days: Annotated[
+        float | None, Field(gt=0, le=36500, description="Days until an ended job is forgotten.")
+    ] = None
+    keep_uploads_days: Annotated[
+        float, Field(gt=0, le=36500, description="Days until an upload is forgotten.")
+    ] = 7
     apt_sources: Annotated[
         Path | None,
         Field(description="An apt sources file to build the machine image from."),
     ] = None
+
+    @property
+    def database_address(self) -> str:
+        return self.database or f"sqlite:///{self.data / 'cloche.db'}"
+
+    @property
+    def blob_address(self) -> str:
+        return self.blobs or (self.data.absolute() / "blobs").as_uri()
 
     @property
     def key_file(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -425,6 +425,25 @@ async def test_an_address_of_no_known_database_is_a_bad_setting(address: str) ->
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         await Database.open(f"postgresql://nobody@/none?host={tmp_path}")
+
+
+async def test_jobs_that_ended_long_ago_are_found_oldest_first(queue: Queue) -> None:
+    ids = [await submit(queue) for _ in range(4)]
+    await take(queue, limit=3)
+    for job_id in ids[:2]:
+        await queue.finish("w1", job_id, DONE)
+    later = datetime.now(UTC) + HOUR
+
+    assert await queue.over_before(later, limit=10) == ids[:2]
+    assert await queue.over_before(later, limit=1) == ids[:1]
+    assert await queue.over_before(later - 2 * HOUR, limit=10) == []
+
+
+async def test_strangers_are_told_from_jobs(queue: Queue) -> None:
+    job_id = await submit(queue)
+
+    assert await queue.known([job_id, "0" * 16]) == {job_id}
+    assert await queue.known([]) == set()
 
 
 async def test_each_end_of_a_job_is_counted_once(database: Database) -> None:

@@ -33,11 +33,13 @@ from cloche.observe.metrics import Metrics
 from cloche.sandbox.pool import Pool
 from cloche.sandbox.sandbox import Sandbox
 from cloche.stores.access import Access
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
 from cloche.stores.standings import Standings
+from cloche.stores.uploads import Uploads
 from cloche.testing.fakes import FailingBackend
 
 IMAGE = Image(name="base", digest="0" * 64, layers=(Path("/nowhere"),))
@@ -113,12 +115,14 @@ async def test_a_pool_that_cannot_start_machines_is_counted(metrics: Metrics) ->
         await pool.close()
 
 
-def services(database: Database, metrics: Metrics, *, silent_s: float = 0.0) -> Services:
+async def services(
+    database: Database, metrics: Metrics, folder: Path, *, silent_s: float = 0.0
+) -> Services:
     queue = Queue(database, metrics)
     census, standings = Census(queue), Standings(database)
 
-    def broken(job_id: str) -> Path:
-        raise RuntimeError(f"no folder for {job_id}")
+    def broken() -> None:
+        raise RuntimeError("nobody to wake")
 
     return Services(
         queue=queue,
@@ -127,8 +131,9 @@ def services(database: Database, metrics: Metrics, *, silent_s: float = 0.0) -> 
         standings=standings,
         sandboxes=Sandboxes(standings, queue, NoMachines(), home="here"),
         outbox=Outbox(database),
-        artifacts_of=broken,
-        wake=lambda: None,
+        blobs=await Blobs.open_at(folder.as_uri()),
+        uploads=Uploads(database),
+        wake=broken,
         rung="container",
         vitals=Vitals(
             census=census,
@@ -145,8 +150,10 @@ def client(of: Services) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-async def test_a_silent_worker_is_not_ready(database: Database, metrics: Metrics) -> None:
-    async with client(services(database, metrics, silent_s=31)) as asking:
+async def test_a_silent_worker_is_not_ready(
+    database: Database, metrics: Metrics, tmp_path: Path
+) -> None:
+    async with client(await services(database, metrics, tmp_path, silent_s=31)) as asking:
         answer = await asking.get("/readyz")
 
     assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
@@ -154,25 +161,26 @@ async def test_a_silent_worker_is_not_ready(database: Database, metrics: Metrics
 
 
 async def test_a_fault_of_ours_is_a_problem_with_an_id_that_the_log_has(
-    database: Database, metrics: Metrics, log: io.StringIO
+    database: Database, metrics: Metrics, tmp_path: Path, log: io.StringIO
 ) -> None:
-    of = services(database, metrics)
+    of = await services(database, metrics, tmp_path)
     _, key = await of.access.create_key(tenant="a", role=Role.MEMBER, name="")
-    job = (await of.queue.submit("a", Request(kind="shell", code="true"))).job
 
     async with client(of) as asking:
-        answer = await asking.get(
-            f"/v1/jobs/{job.id}/artifacts", headers={"authorization": f"Bearer {key}"}
+        answer = await asking.post(
+            "/v1/jobs",
+            json={"kind": "shell", "code": "true"},
+            headers={"authorization": f"Bearer {key}"},
         )
 
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (500, "fault")
-    assert "no folder" not in answer.text
+    assert "nobody to wake" not in answer.text
     [line] = [json.loads(line) for line in log.getvalue().splitlines() if "fault" in line]
     assert line["request_id"] == problem["request_id"] == answer.headers["x-request-id"]
     assert line["tenant"] == "a"
-    assert f"no folder for {job.id}" in line["exception"]
-    labels = {"route": "/v1/jobs/{job_id}/artifacts", "method": "GET", "status": "500"}
+    assert "nobody to wake" in line["exception"]
+    labels = {"route": "/v1/jobs", "method": "POST", "status": "500"}
     assert metrics.registry.get_sample_value("cloche_http_requests_total", labels) == 1
 
 

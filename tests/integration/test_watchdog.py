@@ -16,6 +16,7 @@ from leftovers import leftovers
 from serving import Server
 
 from cloche.app import Host, Machines
+from cloche.core.blobs import artifacts_key
 from cloche.core.job import Job, Reason, Request, State
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
@@ -27,6 +28,7 @@ from cloche.jobs.worker import Worker
 from cloche.sandbox.pool import Pool
 from cloche.sandbox.sandbox import Sandbox
 from cloche.settings import Settings
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
@@ -40,12 +42,17 @@ OVERTIME_S = GRACE_S + KILL_S + COLLECT_S + 6
 class Bench:
     """A queue with workers on it."""
 
-    def __init__(self, folder: Path, database: Database) -> None:
-        self.folder = folder
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self.blobs = blobs
         self.queue = Queue(database)
         self.record = Record(database)
         self.standings = Standings(database)
         self._count = 0
+
+    async def artifacts(self, job_id: str) -> zipfile.ZipFile:
+        blob = await self.blobs.find(artifacts_key(job_id))
+        assert blob is not None
+        return zipfile.ZipFile(self.blobs.open(blob))
 
     @contextlib.asynccontextmanager
     async def worker(
@@ -61,7 +68,7 @@ class Bench:
             name=name,
             slots=4,
             per_tenant=4,
-            folder=self.folder,
+            blobs=self.blobs,
             ceilings=ceilings or Ceilings(),
         )
         running = asyncio.create_task(worker.run())
@@ -93,7 +100,7 @@ class Bench:
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     database = await Database.open(f"sqlite:///{tmp_path}/jobs.db")
-    yield Bench(tmp_path / "jobs", database)
+    yield Bench(database, await Blobs.open_at((tmp_path / "blobs").as_uri()))
     await database.close()
 
 
@@ -119,14 +126,14 @@ async def test_a_silent_step_is_ended_and_what_it_left_is_kept(
     bench: Bench, real: Machines
 ) -> None:
     code = "echo left > left.txt; echo up; setsid sleep 98765 & sleep 98765"
-    async with bench.worker(real) as worker:
+    async with bench.worker(real):
         job_id = await bench.submit(code, silent_s=1)
         job = await bench.end_of(job_id)
 
     assert (job.state, job.reason) == (State.FAILED, Reason.SILENT)
     assert job.error == "Step 1 wrote nothing for 1 s."
     assert lasted_s(job) >= 1
-    with zipfile.ZipFile(worker.artifacts_of(job_id)) as archive:
+    with await bench.artifacts(job_id) as archive:
         assert archive.read("left.txt") == b"left\n"
     kinds = await bench.kinds(job_id)
     assert kinds[-4:] == ["limit", "step_ended", "artifacts", "finished"]
@@ -142,13 +149,13 @@ async def test_a_step_that_writes_now_and_then_is_left_alone(bench: Bench, real:
 
 async def test_a_greedy_job_is_ended(bench: Bench, real: Machines) -> None:
     code = "touch left.txt; for n in 1 2 3; do (while :; do :; done) & done; wait"
-    async with bench.worker(real) as worker:
+    async with bench.worker(real):
         job_id = await bench.submit(code, cpu_s=2)
         job = await bench.end_of(job_id)
 
     assert (job.state, job.reason) == (State.FAILED, Reason.CPU)
     assert job.error == "The job used more than 2 s of processor time."
-    assert zipfile.ZipFile(worker.artifacts_of(job_id)).namelist() == ["left.txt"]
+    assert (await bench.artifacts(job_id)).namelist() == ["left.txt"]
 
 
 async def test_a_job_that_sleeps_uses_no_processor_time(bench: Bench, real: Machines) -> None:

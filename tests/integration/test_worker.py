@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from cloche.app import Host, Machines
+from cloche.core.blobs import artifacts_key
+from cloche.core.errors import StoreUnavailable
 from cloche.core.job import Job, Reason, Request, State
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.jobs.sandboxes import Sandboxes
-from cloche.jobs.worker import Worker
+from cloche.jobs.worker import LEASE, Worker
 from cloche.sandbox.pool import Pool
 from cloche.sandbox.sandbox import Sandbox
 from cloche.settings import Settings
+from cloche.stores.blobs import Blobs
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
@@ -28,9 +32,10 @@ from cloche.stores.standings import Standings
 class Bench:
     """A queue with workers on it."""
 
-    def __init__(self, data: Path, host: Host, database: Database) -> None:
+    def __init__(self, data: Path, host: Host, database: Database, blobs: Blobs) -> None:
         self.data = data
         self.host = host
+        self.blobs = blobs
         self.queue = Queue(database)
         self.record = Record(database)
         self.standings = Standings(database)
@@ -38,7 +43,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def worker(
-        self, slots: int = 4, machines: type[Machines] = Machines
+        self, slots: int = 4, machines: type[Machines] = Machines, lease: timedelta = LEASE
     ) -> AsyncIterator[Worker]:
         pool = Pool(self.host.backend, SandboxSpec(), self.host.image("base"), size=1)
         pool.start()
@@ -52,7 +57,8 @@ class Bench:
             name=name,
             slots=slots,
             per_tenant=slots,
-            folder=self.data / "jobs",
+            blobs=self.blobs,
+            lease=lease,
         )
         running = asyncio.create_task(worker.run())
         try:
@@ -83,7 +89,8 @@ class Bench:
 async def bench(data: Path, tmp_path: Path) -> AsyncIterator[Bench]:
     host = Host.from_settings(Settings(data=data))
     database = await Database.open(f"sqlite:///{tmp_path}/jobs.db")
-    yield Bench(tmp_path, host, database)
+    blobs = await Blobs.open_at((tmp_path / "blobs").as_uri())
+    yield Bench(tmp_path, host, database, blobs)
     await database.close()
     await host.backend.sweep(keep=[])
     assert host.backend.layers() == set(), "a machine was left behind"
@@ -113,7 +120,7 @@ async def test_code_of_each_kind_runs_to_its_end(bench: Bench, kind: str, code: 
 
 
 async def test_steps_share_a_machine_and_leave_a_zip(bench: Bench) -> None:
-    async with bench.worker() as worker:
+    async with bench.worker():
         job_id = await bench.submit(
             steps=[
                 {"tool": "write_file", "path": "in.txt", "content": "three\nblind\nmice\n"},
@@ -125,12 +132,12 @@ async def test_steps_share_a_machine_and_leave_a_zip(bench: Bench) -> None:
             ]
         )
         job = await bench.end_of(job_id)
-        archive = worker.artifacts_of(job_id)
-
+    archive = await bench.blobs.find(artifacts_key(job_id))
     assert job.state is State.SUCCEEDED, job.error
     log = await bench.log(job_id)
     assert b"to stderr\n3\n" in log, log
-    with zipfile.ZipFile(archive) as zipped:
+    assert archive is not None
+    with zipfile.ZipFile(bench.blobs.open(archive)) as zipped:
         assert zipped.namelist() == ["out/count", "out/input"]
         assert zipped.read("out/count") == b"3\n"
 
@@ -237,6 +244,30 @@ async def test_a_lost_machine_is_retried_or_failed_by_policy(
         assert job.reason is Reason.LOST_MACHINE
     else:
         assert "retried" in await bench.kinds(job_id)
+
+
+class AwayAtFirst(Blobs):
+    """Cannot be reached when the first zip is to be kept."""
+
+    away = True
+
+    async def put(self, key: str, pieces: AsyncIterable[bytes]) -> None:
+        if self.away:
+            self.away = False
+            raise StoreUnavailable("It is away.", remedy="Wait.")
+        await super().put(key, pieces)
+
+
+async def test_a_job_ends_with_its_zip_though_the_blob_store_was_away(bench: Bench) -> None:
+    store = await Blobs.open_at((bench.data / "blobs").as_uri())
+    bench.blobs = AwayAtFirst(store._store)
+    async with bench.worker(lease=timedelta(seconds=1)):
+        job_id = await bench.submit(kind="shell", code="echo once; echo kept > kept.txt")
+        job = await bench.end_of(job_id)
+
+    assert job.state is State.SUCCEEDED, job.error
+    assert await bench.log(job_id) == b"once\n"
+    assert await bench.blobs.find(artifacts_key(job_id)) is not None
 
 
 async def test_many_jobs_at_once_all_end(bench: Bench) -> None:

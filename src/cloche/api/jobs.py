@@ -1,24 +1,22 @@
-"""Jobs, their histories, their logs and what they leave behind."""
+"""Jobs, their histories and their logs."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-import zipfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from cloche.api import files, sse, submit
 from cloche.api.auth import Member, Reader, scope
 from cloche.api.classic import BODY
 from cloche.api.services import Services, Use
 from cloche.api.views import event_view
-from cloche.core.errors import BadRequest, NoSuchFile
+from cloche.core.blobs import artifacts_key
+from cloche.core.errors import BadRequest
 from cloche.core.job import State
 from cloche.core.queue import Filter
 from cloche.core.view import job_view
@@ -27,9 +25,7 @@ from cloche.jobs.sandboxes import Opened
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 LOG_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 256 * 1024
 _POLL_S: Final = 0.2
-_EMPTY_ZIP: Final = b"PK\x05\x06" + bytes(18)
 
 
 @router.post("", status_code=201, openapi_extra=BODY)
@@ -90,8 +86,7 @@ async def retry(job_id: str, caller: Member, services: Use) -> dict[str, object]
 async def delete(job_id: str, caller: Member, services: Use) -> None:
     """Forget a job that is over, with its history and artifacts."""
     await services.queue.delete(job_id, tenant=scope(caller))
-    folder = services.artifacts_of(job_id).parent
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    await services.blobs.delete(artifacts_key(job_id))
     await services.access.audit(caller, "job.delete", job_id)
 
 
@@ -144,63 +139,6 @@ async def logs(
     size = await services.record.log_size(job_id)
     headers = {"x-log-size": str(size), "x-content-type-options": "nosniff"}
     return Response(data, headers=headers, media_type="text/plain; charset=utf-8")
-
-
-@router.get("/{job_id}/artifacts")
-async def artifacts(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
-    """List what the job left behind."""
-    await services.queue.get(job_id, tenant=scope(caller))
-    return {"files": await asyncio.to_thread(_listing, services.artifacts_of(job_id))}
-
-
-def _listing(archive: Path) -> list[dict[str, object]]:
-    if not archive.exists():
-        return []
-    with zipfile.ZipFile(archive) as zipped:
-        return [{"path": info.filename, "size": info.file_size} for info in zipped.infolist()]
-
-
-@router.get("/{job_id}/artifacts.zip", response_class=Response)
-async def artifacts_zip(job_id: str, caller: Reader, services: Use) -> Response:
-    """Download all that the job left behind. Ranges are answered."""
-    await services.queue.get(job_id, tenant=scope(caller))
-    archive = services.artifacts_of(job_id)
-    if not archive.exists():
-        return Response(_EMPTY_ZIP, media_type="application/zip")
-    return FileResponse(archive, media_type="application/zip", filename=f"{job_id}.zip")
-
-
-@router.get("/{job_id}/artifacts/{path:path}", response_class=Response)
-async def artifact(job_id: str, path: str, caller: Reader, services: Use) -> Response:
-    """Download one file that the job left behind."""
-    await services.queue.get(job_id, tenant=scope(caller))
-    archive = services.artifacts_of(job_id)
-    try:
-        pieces = await asyncio.to_thread(_open, archive, path)
-    except (FileNotFoundError, KeyError):
-        raise NoSuchFile(
-            "The job left no such file.", remedy=f"List them at /v1/jobs/{job_id}/artifacts."
-        ) from None
-    # Never shown as a page of ours: its content is anyone's.
-    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-    return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
-
-
-def _open(archive: Path, path: str) -> Iterator[bytes]:
-    """Open one file of the zip; return what yields it piece by piece."""
-    zipped = zipfile.ZipFile(archive)
-    try:
-        member = zipped.open(path)
-    except BaseException:
-        zipped.close()
-        raise
-
-    def pieces() -> Iterator[bytes]:
-        with zipped, member:
-            while data := member.read(_PIECE_BYTES):
-                yield data
-
-    return pieces()
 
 
 async def to_read(job_id: str, caller: Reader, services: Use) -> AsyncIterator[Opened]:

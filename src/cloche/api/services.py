@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -12,10 +11,12 @@ from fastapi import Depends, Request
 from cloche.api.vitals import Vitals
 from cloche.core.access import Access
 from cloche.core.addresses import Rules
+from cloche.core.blobs import Blobs
 from cloche.core.outbox import Outbox
 from cloche.core.queue import Queue
 from cloche.core.record import Record
 from cloche.core.standing import Standings
+from cloche.core.uploads import Uploads
 from cloche.jobs.sandboxes import Sandboxes
 
 
@@ -29,7 +30,8 @@ class Services:
     standings: Standings
     sandboxes: Sandboxes
     outbox: Outbox
-    artifacts_of: Callable[[str], Path]
+    blobs: Blobs
+    uploads: Uploads
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
     rung: str
@@ -43,6 +45,7 @@ class Services:
     """Where webhooks may be sent."""
     max_wall_s: float | None = None
     """The most that a job may ask for."""
+    max_upload_bytes: int = 2048 << 20
     hosts: frozenset[str] = frozenset()
     """Names this server answers to, besides loopback's."""
 

@@ -148,3 +148,12 @@ def sweep(*, as_json: Json = False) -> None:
         show.print_json({"swept": swept})
     else:
         typer.echo(f"Swept {len(swept)} machines." if swept else "Nothing to sweep.")
+
+
+@app.command()
+def gc(*, as_json: Json = False) -> None:
+    """Forget jobs and uploads that are past their time. A server does this by itself."""
+    from cloche.cli import gc as command
+    from cloche.cli import show
+
+    show.run(command.gc(as_json=as_json))

@@ -22,6 +22,8 @@
     │   ├── NoSuchJob
     │   ├── JobNotOver
     │   ├── NoSuchKey
+    │   ├── NoSuchUpload
+    │   ├── RangeRefused
     │   ├── NotAuthenticated
     │   ├── NotAllowed
     │   ├── AgentMissing
@@ -114,7 +116,7 @@ class CommandNotStarted(UserError):
 
 
 class NoSuchFile(UserError):
-    """Nothing is at that path in the machine."""
+    """Nothing is at that path in the machine, or among what a job left behind."""
 
     code = "no_such_file"
 
@@ -209,6 +211,18 @@ class NoSuchKey(UserError):
     code = "no_such_key"
 
 
+class NoSuchUpload(UserError):
+    """There is no upload of that id, or it is not this tenant's."""
+
+    code = "no_such_upload"
+
+
+class RangeRefused(UserError):
+    """The range asked for lies behind the end of the file."""
+
+    code = "range_refused"
+
+
 class NotAuthenticated(UserError):
     """The request carries no key, or one that opens nothing."""
 
@@ -300,7 +314,7 @@ class NotReady(TransientError):
 
 
 class StoreUnavailable(TransientError):
-    """The database cannot be reached."""
+    """The database or the blob store cannot be reached."""
 
     code = "store_unavailable"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from cloche.core.job import Job, Outcome, Request, State
@@ -120,6 +120,14 @@ class Queue(Protocol):
 
     async def machines(self) -> set[str]:
         """Return the machines of jobs that are not over: those must not be swept."""
+        ...
+
+    async def over_before(self, moment: datetime, *, limit: int) -> Sequence[str]:
+        """Return jobs that ended before that moment, the oldest first."""
+        ...
+
+    async def known(self, job_ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that are a job's."""
         ...
 
     async def reap(self) -> Sequence[Job]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from cloche.core.blobs import Blobs, artifacts_key
 from cloche.sandbox import archives
 from cloche.sandbox.sandbox import Sandbox
 
@@ -20,21 +19,14 @@ class Collected:
     truncated: bool
 
 
-async def collect(sandbox: Sandbox, patterns: Sequence[str], target: Path) -> Collected:
-    """Zip what the patterns match below /workspace into `target`; no file, no zip.
+async def keep(sandbox: Sandbox, patterns: Sequence[str], blobs: Blobs, job_id: str) -> Collected:
+    """Zip what the patterns match below /workspace straight into `blobs`; no file, no zip.
 
     Raises:
-        SandboxLost, GuestMisbehaved: the machine is gone, or lies.
+        SandboxLost, GuestMisbehaved: the machine is gone, or lies; nothing was kept.
+        StoreUnavailable: the zip cannot be kept.
     """
     plan = await archives.plan(sandbox, patterns)
     if plan.entries:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_suffix(".part")
-        try:
-            with draft.open("wb") as sink:
-                async for data in archives.zipped(sandbox, plan):
-                    await asyncio.to_thread(sink.write, data)
-            draft.rename(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        await blobs.put(artifacts_key(job_id), archives.zipped(sandbox, plan))
     return Collected(files=plan.files, bytes=plan.bytes, truncated=plan.truncated)

@@ -14,10 +14,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from cloche.core import about, tracing
+from cloche.core.blobs import Blobs, artifacts_key
 from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
@@ -69,7 +69,7 @@ class Worker:
         name: str,
         slots: int,
         per_tenant: int,
-        folder: Path,
+        blobs: Blobs,
         lease: timedelta = LEASE,
         ceilings: watchdog.Ceilings = _NO_CEILINGS,
     ) -> None:
@@ -80,7 +80,7 @@ class Worker:
         self._sandboxes = sandboxes
         self._slots = slots
         self._per_tenant = per_tenant
-        self._folder = folder
+        self._blobs = blobs
         self._lease = lease
         self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -297,13 +297,12 @@ class Worker:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox) -> None:
-        target = self.artifacts_of(job.id)
         with tracing.span("artifacts"):
-            kept = await artifacts.collect(sandbox, job.request.artifacts, target)
+            kept = await artifacts.keep(sandbox, job.request.artifacts, self._blobs, job.id)
+        if not kept.files and job.attempt > 1:
+            # What an earlier run left is not what this one did.
+            await self._blobs.delete(artifacts_key(job.id))
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
-
-    def artifacts_of(self, job_id: str) -> Path:
-        return self._folder / job_id / "artifacts.zip"
 
     async def _conclude(self, job: Job, outcome: Outcome) -> None:
         await self._queue.finish(self.name, job.id, outcome)

@@ -209,6 +209,21 @@ class Queue:
         async with self._database.read() as connection:
             return set((await connection.execute(query)).scalars())
 
+    async def over_before(self, moment: datetime, *, limit: int) -> Sequence[str]:
+        query = (
+            sa.select(jobs.c.id)
+            .where(jobs.c.finished_at < moment, jobs.c.state.in_(_FINAL))
+            .order_by(jobs.c.finished_at)
+            .limit(limit)
+        )
+        async with self._database.read() as connection:
+            return (await connection.execute(query)).scalars().all()
+
+    async def known(self, job_ids: Sequence[str]) -> set[str]:
+        query = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids))
+        async with self._database.read() as connection:
+            return set((await connection.execute(query)).scalars())
+
     async def reap(self) -> Sequence[Job]:
         expired = (jobs.c.state == State.RUNNING) & (jobs.c.lease_until < datetime.now(UTC))
         async with self._database.write() as connection:
@@ -223,7 +238,9 @@ class Queue:
                 raise JobNotOver(
                     f"Job {job_id} is {job.state}.", remedy="Cancel it first, or wait for its end."
                 )
-            await connection.execute(jobs.delete().where(jobs.c.id == job_id))
+            gone = await connection.execute(jobs.delete().where(jobs.c.id == job_id))
+            if gone.rowcount == 0:
+                await _get(connection, job_id, tenant)  # Someone was faster: there is none.
 
     async def counts(self) -> Mapping[State, int]:
         query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
@@ -232,6 +249,7 @@ class Queue:
         return {state: found.get(state, 0) for state in State}
 
 
+_FINAL = [state for state in State if state.final]
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED)
 _BACK_IN_THE_QUEUE: dict[str, Any] = {"state": State.QUEUED, "worker": "", "lease_until": None}
 

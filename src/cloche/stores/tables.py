@@ -50,6 +50,7 @@ jobs = sa.Table(
     sa.Index("jobs_queue", "state", "priority", "created_at"),
     sa.Index("jobs_of_tenant", "tenant", "created_at", "id"),
     sa.Index("jobs_lease", "lease_until"),
+    sa.Index("jobs_finished", "finished_at"),
 )
 
 events = sa.Table(
@@ -79,6 +80,17 @@ keys = sa.Table(
     sa.Column("name", sa.String(128), nullable=False),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("revoked_at", Moment),
+)
+
+uploads = sa.Table(
+    "uploads",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Index("uploads_age", "created_at"),
 )
 
 audit = sa.Table(
