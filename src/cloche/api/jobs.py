@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Final
@@ -60,9 +61,20 @@ async def list_jobs(
 
 
 @router.get("/{job_id}")
-async def get(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
-    """Tell how a job is doing."""
-    return job_view(await services.queue.get(job_id, tenant=scope(caller)))
+async def get(
+    job_id: str,
+    caller: Reader,
+    services: Use,
+    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for its end.")] = 0,
+) -> dict[str, object]:
+    """Tell how a job is doing; with `wait`, as soon as it has ended, or after that long."""
+    deadline = time.monotonic() + wait
+    with services.record.listening(job_id) as news:
+        while True:
+            job = await services.queue.get(job_id, tenant=scope(caller))
+            if job.state.final or time.monotonic() >= deadline:
+                return job_view(job)
+            await _heard(news)
 
 
 @router.post("/{job_id}/cancel")
@@ -108,21 +120,31 @@ async def events(
     if sse.wanted(request):
         return sse.response(_stream(services, job_id, last_event_id or after))
     deadline = time.monotonic() + wait
-    while not (found := await services.record.events(job_id, after=after)):
-        if time.monotonic() >= deadline:
-            break
-        await asyncio.sleep(_POLL_S)
+    with services.record.listening(job_id) as news:
+        while not (found := await services.record.events(job_id, after=after)):
+            if time.monotonic() >= deadline:
+                break
+            await _heard(news)
     return {"events": [event_view(event) for event in found]}
 
 
 async def _stream(services: Services, job_id: str, after: int) -> AsyncGenerator[str, None]:
-    while True:
-        for event in await services.record.events(job_id, after=after, limit=100):
-            after = event.seq
-            yield sse.line(event.kind, event_view(event), event.seq)
-            if event.kind == "finished":
-                return
-        await asyncio.sleep(_POLL_S)
+    with services.record.listening(job_id) as news:
+        while True:
+            for event in await services.record.events(job_id, after=after, limit=100):
+                after = event.seq
+                yield sse.line(event.kind, event_view(event), event.seq)
+                if event.kind == "finished":
+                    return
+            await _heard(news)
+
+
+async def _heard(news: asyncio.Event) -> None:
+    """Wait for news, or for so long that another server may have some."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_POLL_S):
+            await news.wait()
+    news.clear()
 
 
 @router.get("/{job_id}/logs", response_class=Response)

@@ -7,14 +7,16 @@ import logging
 from pydantic import ValidationError
 
 from cloche.api import problems
+from cloche.api.auth import scope
 from cloche.api.services import Services
 from cloche.core import about, tracing
 from cloche.core.access import Caller
 from cloche.core.addresses import literal
-from cloche.core.errors import AgentMissing, BadRequest
+from cloche.core.errors import AgentMissing, BadRequest, JobNotOver
 from cloche.core.job import Request
 from cloche.core.queue import Submitted
 from cloche.core.webhook import Webhook, parse_url
+from cloche.jobs.steps import decode
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
             remedy="Send code (`kind` and `code`) or `steps` instead.",
         )
     request = allowed(services, request)
+    await _check_inputs(services, caller, request)
     submitted = await services.queue.submit(
         caller.tenant, request, traceparent=tracing.traceparent()
     )
@@ -61,6 +64,28 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
         logger.info("job %s: accepted", submitted.job.id)
         await services.access.audit(caller, "job.create", submitted.job.id)
     return submitted
+
+
+async def _check_inputs(services: Services, caller: Caller, request: Request) -> None:
+    """Refuse files that are not there, or not the caller's.
+
+    Raises:
+        NoSuchUpload, NoSuchJob: which one.
+        JobNotOver: the job has left nothing yet.
+        BadRequest: the content is not in its encoding.
+    """
+    for given in request.files:
+        if given.content is not None:
+            decode(given.content, given.encoding, given.path)
+        elif given.upload is not None:
+            await services.uploads.get(given.upload, scope(caller))
+        elif given.job is not None:
+            job = await services.queue.get(given.job, tenant=scope(caller))
+            if not job.state.final:
+                raise JobNotOver(
+                    f"Job {given.job} is {job.state}: what it leaves is not known yet.",
+                    remedy="Submit this once that one has ended.",
+                )
 
 
 def allowed(services: Services, request: Request) -> Request:

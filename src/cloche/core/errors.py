@@ -200,7 +200,7 @@ class NoSuchJob(UserError):
 
 
 class JobNotOver(UserError):
-    """The job has not ended, and so cannot be deleted."""
+    """The job has not ended, and so cannot be deleted or built upon."""
 
     code = "job_not_over"
 

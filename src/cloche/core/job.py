@@ -78,6 +78,7 @@ def _whole_path(path: str) -> str:
 Text = Annotated[str, AfterValidator(_no_nul)]
 Code = Annotated[Text, Field(min_length=1, max_length=MAX_CODE)]
 Path = Annotated[Text, Field(min_length=1, max_length=MAX_PATH), AfterValidator(_whole_path)]
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Label = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.\-/]+$")]
 Variable = Annotated[Text, Field(min_length=1, max_length=256, pattern=r"^[^=]+$")]
@@ -152,6 +153,29 @@ Step = Annotated[
 ]
 
 
+class Input(Value):
+    """A file for the job: its content, an upload, or what an earlier job left behind."""
+
+    path: Path
+    """Where it goes; the folder to unpack into, for a zip."""
+    content: Annotated[str, Field(max_length=10_000_000)] | None = None
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    upload: Id | None = None
+    unpack: bool = False
+    """The upload is a zip: unpack it."""
+    job: Id | None = None
+    """The job whose artifacts are unpacked."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        given = [name for name in ("content", "upload", "job") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a file is one of content, upload or job; here are {given or 'none'}")
+        if self.unpack and self.upload is None:
+            raise ValueError("unpack goes with upload")
+        return self
+
+
 class Limits(Value):
     """How large the job's machine is, and how long the job may take."""
 
@@ -174,6 +198,8 @@ class Request(Value):
     code: Code | None = None
     steps: Annotated[list[Step], Field(min_length=1, max_length=MAX_STEPS)] | None = None
 
+    files: Annotated[list[Input], Field(max_length=1000)] = []
+    """What the job finds in its machine before its first step."""
     image: Annotated[str, Field(min_length=1, max_length=128)] = "base"
     limits: Limits = Limits()
     min_rung: Rung | None = None

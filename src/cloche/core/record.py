@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -11,6 +13,7 @@ Kind = Literal[
     "submitted",  # the request was accepted: traceparent, if it was part of a trace
     "started",    # a worker took the job up: worker, attempt
     "machine",    # the job runs on this machine: machine, rung, adopted
+    "inputs",     # the files it was given are in place: files
     "step",       # a step begins: step, tool, process
     "output",     # bytes a step wrote: step, stream, offset; the bytes are its data
     "limit",      # the step is to be ended, for it passed a bound: step, reason, error
@@ -58,6 +61,13 @@ class Record(Protocol):
 
         Raises:
             LeaseLost: the job is no longer this worker's to write about.
+        """
+        ...
+
+    def listening(self, job_id: str) -> AbstractContextManager[asyncio.Event]:
+        """Return an event that is set as soon as this process adds to a job's history.
+
+        What other processes add is found by looking again now and then.
         """
         ...
 

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloche.core import tracing
-from cloche.core.errors import ClocheError, NoSuchProcess, UserError
+from cloche.core.blobs import Blobs
+from cloche.core.errors import ClocheError, LimitReached, NoSuchProcess, UserError
 from cloche.core.job import CodeStep, Job, Outcome, Reason, ShellStep, State, Step
 from cloche.core.process import Chunk, Exit, Stream
 from cloche.core.record import Entry, Event, Record
 from cloche.core.text import whole_length
-from cloche.jobs import steps, watchdog
+from cloche.jobs import inputs, steps, watchdog
 from cloche.jobs.watchdog import Breach, Ceilings, Watchdog
 from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox, new_process_id
@@ -103,8 +104,15 @@ class Runner:
     """One job on one machine."""
 
     def __init__(
-        self, record: Record, worker: str, job: Job, sandbox: Sandbox, ceilings: Ceilings
+        self,
+        record: Record,
+        blobs: Blobs,
+        worker: str,
+        job: Job,
+        sandbox: Sandbox,
+        ceilings: Ceilings,
     ) -> None:
+        self._blobs = blobs
         self._record = record
         self._worker = worker
         self._job = job
@@ -126,6 +134,10 @@ class Runner:
             began=progress.began or time.time(),
             cpu_before=progress.cpu_before,
         )
+        if self._job.request.files and not progress.touched:
+            outcome = await self._place_inputs()
+            if outcome.state is not State.SUCCEEDED:
+                return outcome
         todo = self._job.request.actions()
         for index in range(progress.step, len(todo)):
             if self._watchdog.left_s <= 0:
@@ -138,12 +150,26 @@ class Runner:
                 return outcome
         return _SUCCESS
 
+    async def _place_inputs(self) -> Outcome:
+        try:
+            async with self._watchdog.in_time():
+                await inputs.place(self._sandbox, self._job.request, self._blobs)
+        except (UserError, LimitReached) as error:
+            return Outcome(
+                state=State.FAILED, reason=Reason.BAD_STEP, error=f"An input file: {error}"
+            )
+        except TimeoutError:
+            return watchdog.out_of_time(self._job.request.limits).outcome()
+        body = {"files": len(self._job.request.files)}
+        await self._append(Entry(kind="inputs", body=body))
+        return _SUCCESS
+
     async def _step(self, index: int, step: Step, progress: Progress) -> Outcome:
         try:
             if isinstance(step, ShellStep | CodeStep):
                 return await self._run_process(index, step, progress)
             return await self._run_file_call(index, step)
-        except UserError as error:
+        except (UserError, LimitReached) as error:
             body = {"step": index, "reason": Reason.BAD_STEP, "error": error.message}
             await self._append(Entry(kind="step_ended", body=body))
             return Outcome(

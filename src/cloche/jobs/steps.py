@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from cloche.core.errors import BadRequest
 from cloche.core.job import (
@@ -53,7 +54,7 @@ async def do(sandbox: Sandbox, step: Step) -> bytes:
     files = sandbox.files
     match step:
         case WriteFile():
-            await files.write(step.path, _content(step))
+            await files.write(step.path, decode(step.content, step.encoding, step.path))
         case ReadFile():
             return await files.read(step.path, limit=READ_BYTES)
         case ListFiles():
@@ -68,13 +69,23 @@ async def do(sandbox: Sandbox, step: Step) -> bytes:
     return b""
 
 
-def _content(step: WriteFile) -> bytes:
-    if step.encoding == "utf-8":
-        return step.content.encode()
+def decode(content: str, encoding: Literal["utf-8", "base64"], path: str) -> bytes:
+    """Return the bytes of a file that came as text.
+
+    Raises:
+        BadRequest: it is not in that encoding.
+    """
     try:
-        return binascii.a2b_base64(step.content, strict_mode=True)
-    except binascii.Error as error:
+        if encoding == "utf-8":
+            return content.encode()
+        return binascii.a2b_base64(content, strict_mode=True)
+    except UnicodeEncodeError:
         raise BadRequest(
-            f"The content of {step.path} is not base64: {error}.",
+            f"The content of {path} holds half a character.",
+            remedy="Send whole characters, or bytes with encoding base64.",
+        ) from None
+    except ValueError as error:  # binascii.Error is one; text beyond ASCII is a plain one.
+        raise BadRequest(
+            f"The content of {path} is not base64: {error}.",
             remedy="Encode it with base64, or send it as text with encoding utf-8.",
         ) from None

@@ -203,7 +203,7 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox)
             return
         try:
-            runner = Runner(self._record, self.name, job, sandbox, self._ceilings)
+            runner = Runner(self._record, self._blobs, self.name, job, sandbox, self._ceilings)
             outcome = await runner.run(progress)
             outcome = await watchdog.collect(
                 outcome,

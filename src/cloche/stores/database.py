@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +16,30 @@ from cloche.core.meters import UNMETERED, Meters
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _BUSY_MS = 30_000
+_CHANGED = "cloche.changed"
+
+
+class Bell:
+    """Wakes those who wait, in this process, for something to change."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, set[asyncio.Event]] = {}
+
+    def ring(self, name: str) -> None:
+        for listener in self._listeners.get(name, ()):
+            listener.set()
+
+    @contextlib.contextmanager
+    def listening(self, name: str) -> Iterator[asyncio.Event]:
+        """Return an event that is set whenever `name` has changed."""
+        heard = asyncio.Event()
+        self._listeners.setdefault(name, set()).add(heard)
+        try:
+            yield heard
+        finally:
+            self._listeners[name].discard(heard)
+            if not self._listeners[name]:
+                del self._listeners[name]
 
 
 class Database:
@@ -24,6 +49,7 @@ class Database:
         self._engine = engine
         self._meters = meters
         self._reading = engine.execution_options(reads_only=True)
+        self.bell = Bell()
 
     @classmethod
     async def open(cls, url: str, meters: Meters = UNMETERED) -> Database:
@@ -55,9 +81,17 @@ class Database:
         with _translated(self._meters):
             async with self._engine.begin() as connection:
                 yield connection
+                changed = connection.info.pop(_CHANGED, ())
+        for name in changed:
+            self.bell.ring(name)
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def tell(connection: AsyncConnection, name: str) -> None:
+    """Wake those who listen for `name`, once this transaction is durable."""
+    connection.info.setdefault(_CHANGED, set()).add(name)
 
 
 def _engine(address: str) -> AsyncEngine:

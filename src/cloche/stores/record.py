@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cloche.core.errors import LeaseLost
 from cloche.core.job import State
 from cloche.core.record import Entry, Event
-from cloche.stores.database import Database
+from cloche.stores.database import Database, tell
 from cloche.stores.tables import events, jobs
 
 _TAIL_EVENTS = 200
@@ -39,6 +41,9 @@ class Record:
                     remedy="Stop working on it: another worker may have it.",
                 )
             return await add_entries(connection, job_id, entries)
+
+    def listening(self, job_id: str) -> contextlib.AbstractContextManager[asyncio.Event]:
+        return self._database.bell.listening(job_id)
 
     async def events(
         self, job_id: str, *, after: int = 0, limit: int = 500, data: bool = True
@@ -109,6 +114,7 @@ async def add_entries(connection: AsyncConnection, job_id: str, entries: Sequenc
         )
     if rows:
         await connection.execute(events.insert(), rows)
+        tell(connection, job_id)
     return seq
 
 
