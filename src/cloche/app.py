@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from cloche import settings as settings_module
 from cloche.backends import container
 from cloche.core.errors import ImageMissing, RungUnavailable
 from cloche.core.image import Image
+from cloche.core.meters import UNMETERED, Meters
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox import sandbox as sandbox_module
@@ -71,9 +73,10 @@ class Host:
 class Machines:
     """Gives workers machines of this host: warm ones of the usual size, others made to order."""
 
-    def __init__(self, host: Host, pool: Pool) -> None:
+    def __init__(self, host: Host, pool: Pool, meters: Meters = UNMETERED) -> None:
         self._host = host
         self._pool = pool
+        self._meters = meters
 
     async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> sandbox_module.Sandbox:
         rung = self._host.backend.rung
@@ -86,9 +89,12 @@ class Machines:
             sandbox = await self._pool.claim()
             await sandbox.machine.endure()
             return sandbox
-        return await sandbox_module.Sandbox.start_on(
+        began = time.monotonic()
+        sandbox = await sandbox_module.Sandbox.start_on(
             self._host.backend, spec, self._host.image(spec.image), durable=True
         )
+        self._meters.machine_ready("cold", time.monotonic() - began)
+        return sandbox
 
     async def adopt(self, machine_id: str) -> sandbox_module.Sandbox:
         return sandbox_module.Sandbox(await self._host.backend.adopt(machine_id))

@@ -16,19 +16,24 @@ from pathlib import Path
 
 import uvicorn
 
+from cloche import __version__
 from cloche.api.auth import LOOPBACK, environment
 from cloche.api.server import create_app
 from cloche.api.services import Services
+from cloche.api.vitals import Vitals
 from cloche.app import Host, Machines
 from cloche.core.access import Role
 from cloche.core.addresses import Rules
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.spec import SandboxSpec
+from cloche.jobs.census import Census
 from cloche.jobs.outbound import Outbound
 from cloche.jobs.sandboxes import Sandboxes
 from cloche.jobs.watchdog import Ceilings
 from cloche.jobs.webhooks import Sender, key_of, new_secret
 from cloche.jobs.worker import Worker
+from cloche.observe import traces
+from cloche.observe.metrics import Metrics
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
@@ -72,7 +77,10 @@ async def serve(
     """
     check_door(settings, host)
     with listening(host, port) as listener:
-        async with _services(settings, host) as (services, key_file, runtime):
+        async with (
+            traces.exported(os.environ),
+            _services(settings, host) as (services, key_file, runtime),
+        ):
             config = uvicorn.Config(
                 create_app(services), log_config=None, access_log=False, lifespan="off"
             )
@@ -122,14 +130,15 @@ async def _services(
         runtime = await here.backend.check()
         image = here.image("base")
         blobs = await Blobs.open_at(settings.blob_address)
-        database = await Database.open(settings.database_address)
-        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size)
+        metrics = Metrics(version=__version__, rung=here.backend.rung)
+        database = await Database.open(settings.database_address, metrics)
+        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size, meters=metrics)
         try:
-            queue = Queue(database, settings.quota)
+            queue = Queue(database, settings.quota, meters=metrics)
             record, access = Record(database), Access(database)
             standings = Standings(database, settings.quota)
             uploads = Uploads(database, settings.quota)
-            name, machines = _name(settings.data), Machines(here, pool)
+            name, machines = _name(settings.data), Machines(here, pool, metrics)
             sandboxes = Sandboxes(standings, queue, machines, home=name)
             worker = Worker(
                 queue,
@@ -149,6 +158,10 @@ async def _services(
             standing = {standing.id for standing in await standings.standing(name)}
             await here.backend.sweep(keep=sorted(await queue.machines() | standing))
             pool.start()
+            metrics.watch_machines("ready", lambda: pool.ready)
+            metrics.watch_machines("job", lambda: worker.busy)
+            metrics.watch_machines("sandbox", lambda: sandboxes.standing)
+            census = Census(queue)
             services = Services(
                 queue=queue,
                 record=record,
@@ -163,6 +176,13 @@ async def _services(
                 max_upload_bytes=settings.max_upload_mib << 20,
                 wake=worker.wake,
                 rung=here.backend.rung,
+                vitals=Vitals(
+                    census=census,
+                    meters=metrics,
+                    scrape=lambda: metrics.scrape(census.counts),
+                    pool_ready=lambda: pool.ready,
+                    worker_looked_at=lambda: worker.looked_at,
+                ),
                 api_key=settings.api_key,
                 authenticate=settings.auth == "on",
                 webhook_secret=webhook_secret,

@@ -59,6 +59,15 @@ class Settings(BaseSettings):
     hosts: Annotated[
         frozenset[str], Field(description="Names the server answers to, besides loopback's; JSON.")
     ] = frozenset()
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="How the server logs: lines for people, or a JSON object a line."),
+    ] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        BeforeValidator(str.lower),
+        Field(description="From which level on the server logs."),
+    ] = "info"
     webhook_secret: Annotated[
         str | None,
         Field(description="What webhooks are signed with; one is made and kept if unset."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cloche.core.job import Outcome, Reason, Request, State
 from cloche.core.queue import Filter
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
+from cloche.observe.metrics import Metrics
 from cloche.stores.database import Database
 from cloche.stores.queue import Queue
 from cloche.stores.record import Record
@@ -442,3 +444,50 @@ async def test_strangers_are_told_from_jobs(queue: Queue) -> None:
 
     assert await queue.known([job_id, "0" * 16]) == {job_id}
     assert await queue.known([]) == set()
+
+
+async def test_each_end_of_a_job_is_counted_once(database: Database) -> None:
+    metrics = Metrics(version="0", rung="container")
+    queue = Queue(database, meters=metrics)
+    ends = {"done": "succeeded", "cancelled": "cancelled"}
+
+    def finished(reason: str) -> float | None:
+        labels = {"state": ends[reason], "reason": reason}
+        return metrics.registry.get_sample_value("cloche_jobs_finished_total", labels)
+
+    taken, waiting = await submit(queue), await submit(queue)
+    assert await take(queue, limit=1) == [taken]
+    await queue.release("w1", taken)
+    await take(queue, limit=1)
+    await queue.finish("w1", taken, DONE)
+    with pytest.raises(LeaseLost):
+        await queue.finish("w1", taken, DONE)
+    await queue.cancel(waiting)
+    await queue.cancel(waiting)
+
+    assert (finished("done"), finished("cancelled")) == (1, 1)
+    value = metrics.registry.get_sample_value
+    assert value("cloche_job_wait_seconds_count") == 1, "taken up twice, but it waited once"
+    assert value("cloche_job_run_seconds_count", {"state": "succeeded"}) == 1
+    assert value("cloche_job_run_seconds_count", {"state": "cancelled"}) is None
+
+
+async def test_the_history_tells_the_trace_a_job_is_part_of(
+    database: Database, queue: Queue
+) -> None:
+    traced = await queue.submit("a", python(), traceparent="00-abc-def-01")
+    untraced = await queue.submit("a", python())
+
+    for job, body in ((traced.job, {"traceparent": "00-abc-def-01"}), (untraced.job, {})):
+        assert [event.body for event in await Record(database).events(job.id)] == [body]
+
+
+async def test_an_error_of_the_database_does_not_quote_what_was_stored(database: Database) -> None:
+    secret = "a-secret-in-a-variable"
+    statement = sa.text("INSERT INTO nowhere (a) VALUES (:value)")
+
+    with pytest.raises((StoreUnavailable, sa.exc.DBAPIError)) as caught:
+        async with database.write() as connection:
+            await connection.execute(statement, {"value": secret})
+
+    assert secret not in "".join(traceback.format_exception(caught.value))

@@ -16,6 +16,7 @@ from cloche.api.server import ROUTERS
 from cloche.cli.commands import app
 from cloche.core import errors
 from cloche.core.job import Reason
+from cloche.observe.metrics import Metrics
 from cloche.sandbox.client import _REFUSALS
 from cloche.sandbox.files import Files
 from cloche.sandbox.process import Process
@@ -119,6 +120,19 @@ def test_every_call_of_the_api_is_documented() -> None:
             for method in route.methods:
                 shown = route.path.replace("{path:path}", "{path}")
                 assert f"| `{method} {shown}` |" in text, f"{method} {route.path}"
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
+    text = (ROOT / "docs/how-to/observe.md").read_text()
+    documented = set(re.findall(r"^\| `((?:cloche|process)_\w+)` \|", text, re.MULTILINE))
+    families = Metrics(version="0", rung="container").registry.collect()
+
+    names = {
+        f"{family.name}{'_total' if family.type == 'counter' else ''}"
+        f"{'_info' if family.type == 'info' else ''}"
+        for family in families
+    }
+    assert documented == names
 
 
 @pytest.mark.parametrize("reason", Reason)

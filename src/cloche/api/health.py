@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 from fastapi import APIRouter
 
 from cloche.api.services import Use
+from cloche.core.errors import NotReady
 
 router = APIRouter(tags=["health"])
+
+SILENT_S: Final = 30.0
+"""A worker that has not looked at the queue for so long has lost its leases, too."""
 
 
 @router.get("/healthz")
@@ -17,6 +24,19 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(services: Use) -> dict[str, object]:
-    """Answer when jobs can be taken: the database is asked."""
-    counts = await services.queue.counts()
-    return {"status": "ready", "rung": services.rung, "jobs": counts}
+    """Answer when jobs can be taken and run: the database is asked, and the worker looked at."""
+    vitals = services.vitals
+    counts = await vitals.census.counts()
+    silent_s = time.monotonic() - vitals.worker_looked_at()
+    if silent_s > SILENT_S:
+        raise NotReady(
+            f"The worker has not looked at the queue for {silent_s:.0f} s.",
+            remedy="Look into the server's log, and restart it; running jobs go on.",
+        )
+    return {
+        "status": "ready",
+        "rung": services.rung,
+        "jobs": counts,
+        "pool": {"ready": vitals.pool_ready()},
+        "worker": {"alive": True, "silent_s": round(silent_s, 3)},
+    }

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from cloche.core import errors
+from cloche.core import about, errors
 
 _STATUS: Final[dict[type[errors.ClocheError], HTTPStatus]] = {
     errors.NotAuthenticated: HTTPStatus.UNAUTHORIZED,
@@ -70,6 +70,16 @@ def problem(error: errors.ClocheError) -> JSONResponse:
     return answer
 
 
+def fault() -> JSONResponse:
+    """Own up to a fault of ours, which the log tells of."""
+    return _answer(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "fault",
+        "Cloche itself failed; its log tells how.",
+        "Try again; if it fails again, tell whoever runs the server the request's id.",
+    )
+
+
 def describe(error: errors.ClocheError) -> dict[str, Any]:
     """Put an error into a problem's words, for a stream that has begun."""
     return _body(_status(error), error.code, error.message, error.remedy, **_members(error))
@@ -100,6 +110,8 @@ def _body(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) 
 
 def _answer(status: HTTPStatus, code: str, detail: str, remedy: str, **more: Any) -> JSONResponse:
     body = _body(status, code, detail, remedy, **more)
+    if request_id := about.facts().get("request_id"):
+        body["request_id"] = request_id
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

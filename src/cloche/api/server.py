@@ -14,6 +14,7 @@ from cloche.api import (
     jobs,
     keys,
     login,
+    metrics,
     page,
     problems,
     sandboxes,
@@ -22,6 +23,7 @@ from cloche.api import (
     webhooks,
 )
 from cloche.api.bodies import BODY_BYTES, BoundedBody
+from cloche.api.observed import Observed
 from cloche.api.services import Services
 from cloche.core.job import Request
 
@@ -37,6 +39,7 @@ ROUTERS: Final = (
     tenants.router,
     login.router,
     page.router,
+    metrics.router,
 )
 
 
@@ -54,6 +57,8 @@ def create_app(services: Services) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBody, limit=BODY_BYTES, of_files=services.max_upload_bytes)
+    # The last one added is the outermost, and sees what the others do.
+    app.add_middleware(Observed, meters=services.vitals.meters)
     _describe(app)
     return app
 

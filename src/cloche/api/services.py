@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from cloche.api.gate import Gate
+from cloche.api.vitals import Vitals
 from cloche.core.access import Access
 from cloche.core.addresses import Rules
 from cloche.core.blobs import Blobs
@@ -39,6 +40,7 @@ class Services:
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
     rung: str
+    vitals: Vitals
     api_key: str | None = None
     """A key from the environment that opens everything."""
     authenticate: bool = True

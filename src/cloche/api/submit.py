@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from pydantic import ValidationError
 
 from cloche.api import problems
 from cloche.api.auth import scope
 from cloche.api.services import Services
+from cloche.core import about, tracing
 from cloche.core.access import Caller
 from cloche.core.addresses import literal
 from cloche.core.errors import AgentMissing, BadRequest, JobNotOver
@@ -14,6 +17,8 @@ from cloche.core.job import Request
 from cloche.core.queue import Submitted
 from cloche.core.webhook import Webhook, parse_url
 from cloche.jobs.steps import decode
+
+logger = logging.getLogger(__name__)
 
 
 def parse(raw: bytes) -> Request:
@@ -50,9 +55,13 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
         )
     request = allowed(services, request)
     await _check_inputs(services, caller, request)
-    submitted = await services.queue.submit(caller.tenant, request)
+    submitted = await services.queue.submit(
+        caller.tenant, request, traceparent=tracing.traceparent()
+    )
     services.wake()
+    about.note(job_id=submitted.job.id)
     if submitted.created:
+        logger.info("job %s: accepted", submitted.job.id)
         await services.access.audit(caller, "job.create", submitted.job.id)
     return submitted
 

@@ -7,32 +7,38 @@ import sys
 from pathlib import Path
 
 from cloche import settings
+from cloche.observe import logs
 from cloche.serve import Running
 from cloche.serve import serve as run_server
+
+logger = logging.getLogger(__name__)
 
 
 async def serve(host: str, port: int, data: Path | None) -> None:
     """Serve until a signal says to stop."""
-    await run_server(prepare(data), host=host, port=port, on_ready=_banner)
+    chosen = prepare(data)
+
+    async def tell(running: Running) -> None:
+        for line in _banner(running):
+            if chosen.log_format == "json":
+                logger.info(line)
+            else:
+                sys.stderr.write(f"{line}\n")
+
+    await run_server(chosen, host=host, port=port, on_ready=tell)
 
 
 def prepare(data: Path | None) -> settings.Settings:
-    """Set the log up and read the settings."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # It tells of every plugin it loads.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # It tells of every call, with the address: a webhook's may hold a secret.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    """Read the settings and set the log up by them."""
     chosen = settings.load()
+    logs.configure(chosen.log_format, chosen.log_level)
     if data is not None:
         chosen = chosen.model_copy(update={"data": data})
     return chosen
 
 
-async def _banner(running: Running) -> None:
+def _banner(running: Running) -> list[str]:
     lines = [f"Cloche is at {running.url}, giving machines of the {running.rung} rung."]
     if running.key_file is not None:
         lines.append(f"The first API key is in {running.key_file}.")
-    sys.stderr.write("\n".join(lines) + "\n")
+    return lines

@@ -43,6 +43,7 @@
     │   ├── GuestMisbehaved
     │   ├── LeaseLost
     │   ├── ServerUnreachable
+    │   ├── NotReady
     │   └── StoreUnavailable
     └── LimitReached           the caller decides what a limit means
         ├── CommandTimeout
@@ -345,6 +346,12 @@ class ServerUnreachable(TransientError):
     """No server answers at the address."""
 
     code = "server_unreachable"
+
+
+class NotReady(TransientError):
+    """The server is up, but its worker does not look at the queue."""
+
+    code = "not_ready"
 
 
 class StoreUnavailable(TransientError):

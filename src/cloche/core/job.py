@@ -89,7 +89,8 @@ Labels = Annotated[dict[Label, Annotated[str, Field(max_length=256)]], Field(max
 class Value(BaseModel):
     """A checked value. An unknown field is a mistake, and told as one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # An error's text may be logged, and must not quote what someone sent.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class ShellStep(Value):

@@ -41,8 +41,10 @@ class Queue(Protocol):
     Every call may raise `StoreUnavailable`: the database cannot be reached.
     """
 
-    async def submit(self, tenant: str, request: Request) -> Submitted:
+    async def submit(self, tenant: str, request: Request, *, traceparent: str = "") -> Submitted:
         """Accept a job; when this returns, it is never lost.
+
+        Its history tells `traceparent`: the span of whoever asked for it.
 
         Raises:
             IdempotencyConflict: the key was used for another request.

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 Kind = Literal[
-    "submitted",  # the request was accepted
+    "submitted",  # the request was accepted: traceparent, if it was part of a trace
     "started",    # a worker took the job up: worker, attempt
     "machine",    # the job runs on this machine: machine, rung, adopted
     "inputs",     # the files it was given are in place: files

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from cloche.core import tracing
 from cloche.core.blobs import Blobs
 from cloche.core.errors import ClocheError, LimitReached, NoSuchProcess, UserError
 from cloche.core.job import CodeStep, Job, Outcome, Reason, ShellStep, State, Step
@@ -47,6 +48,8 @@ class Progress:
     runs: int = 0
     """On how many machines a step was begun."""
     began: float | None = None
+    traceparent: str = ""
+    """The span of whoever asked for the job."""
     heard_at: float = 0.0
     """When the step last wrote something, or began."""
     breach: Breach | None = None
@@ -69,6 +72,8 @@ class Progress:
 
     def take(self, event: Event) -> None:
         match event.kind:
+            case "submitted":
+                self.traceparent = event.body.get("traceparent", "")
             case "machine" if event.body["machine"] != self.machine:
                 self.begin_on(event.body["machine"], event.body.get("cpu_s", 0.0))
             case "step":
@@ -145,7 +150,9 @@ class Runner:
         for index in range(progress.step, len(todo)):
             if self._watchdog.left_s <= 0:
                 return watchdog.out_of_time(limits).outcome()
-            outcome = await self._step(index, todo[index], progress)
+            with tracing.step(index, todo[index].tool):
+                outcome = await self._step(index, todo[index], progress)
+                tracing.note_step(outcome)
             progress.process, progress.breach = "", None
             if outcome.state is not State.SUCCEEDED:
                 return outcome

@@ -58,6 +58,8 @@ class Sandboxes:
         self._in_use: Counter[str] = Counter()
         self._used: dict[str, datetime] = {}
         self._noted = 0.0
+        self.standing = 0
+        """How many there were when last looked at."""
 
     async def create(self, tenant: str, order: Order) -> Standing:
         """Make a sandbox; when this returns, it stands until its time is up.
@@ -251,7 +253,9 @@ class Sandboxes:
 
     async def _look(self) -> None:
         await self._note_uses()
-        for standing in await self._standings.standing(self._home):
+        standings = await self._standings.standing(self._home)
+        self.standing = len(standings)
+        for standing in standings:
             if ending := await self._ending(standing):
                 try:
                     await see_to_its_end(self._end(standing, ending))

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
 
+from cloche.core import about, tracing
 from cloche.core.blobs import Blobs, artifacts_key
 from cloche.core.errors import (
     ClocheError,
@@ -85,6 +86,13 @@ class Worker:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._awake = asyncio.Event()
+        self.looked_at = time.monotonic()
+        """When the queue was last looked at, or could not be."""
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are in hand, each on a machine or about to get one."""
+        return len(self._running)
 
     def wake(self) -> None:
         """Look at the queue now: something was submitted or cancelled in this process."""
@@ -97,6 +105,7 @@ class Worker:
             while True:
                 self._awake.clear()
                 await self._attempt(self._look)
+                self.looked_at = time.monotonic()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._awake.wait()
@@ -165,6 +174,7 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, job: Job) -> None:
+        about.begin(job_id=job.id, tenant=job.tenant)
         try:
             await self._see_through(job)
         except asyncio.CancelledError:
@@ -179,10 +189,14 @@ class Worker:
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
             await see_to_its_end(self._end(job, _FAULT))
+        finally:
+            tracing.end_job()
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
-        sandbox = await self._machine_of(job, progress)
+        tracing.begin_job(job, progress.traceparent)
+        with tracing.span("machine"):
+            sandbox = await self._machine_of(job, progress)
         if sandbox is None:
             return
         if job.cancel_requested:
@@ -214,7 +228,7 @@ class Worker:
                     job.cancel_requested
                 ):
                     outcome = _CANCELLED if job.cancel_requested else _lost(error)
-                    await self._queue.finish(self.name, job.id, outcome, cpu_s=progress.cpu_s)
+                    await self._conclude(job, outcome, progress.cpu_s)
                     return None
             else:
                 await self._note_machine(job, sandbox, progress, adopted=True)
@@ -235,7 +249,7 @@ class Worker:
                 reason=Reason.NOT_STARTED,
                 error=f"{error.message} {error.remedy}",
             )
-            await self._queue.finish(self.name, job.id, failed, cpu_s=progress.cpu_s)
+            await self._conclude(job, failed, progress.cpu_s)
             return None
         try:
             await self._note_machine(job, sandbox, progress, adopted=False)
@@ -248,6 +262,8 @@ class Worker:
     async def _note_machine(
         self, job: Job, sandbox: Sandbox, progress: Progress, *, adopted: bool
     ) -> None:
+        about.note(machine=sandbox.id)
+        tracing.note(machine=sandbox.id, rung=sandbox.rung, adopted=adopted)
         await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
         cpu_s = 0.0
         if not adopted:
@@ -265,7 +281,7 @@ class Worker:
             await self._record.append(self.name, job.id, [Entry(kind="retried", body=body)])
             await self._queue.release(self.name, job.id)
         else:
-            await self._queue.finish(self.name, job.id, _lost(error), cpu_s=progress.cpu_s)
+            await self._conclude(job, _lost(error), progress.cpu_s)
 
     async def _end(self, job: Job, outcome: Outcome) -> None:
         """Kill what runs, prove it by destroying the machine, and say so."""
@@ -278,19 +294,27 @@ class Worker:
                     sandbox = await self._machines.adopt(current.machine)
                     cpu_s = await _cpu_s(sandbox, progress)
                     await sandbox.close()
-            await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s)
+            await self._conclude(job, outcome, cpu_s)
         except (LeaseLost, NoSuchJob):
             return  # It is over, or another's.
         except StoreUnavailable as error:
             logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _keep_artifacts(self, job: Job, sandbox: Sandbox, progress: Progress) -> None:
-        kept = await artifacts.keep(sandbox, job.request.artifacts, self._blobs, job.id)
+        with tracing.span("artifacts"):
+            kept = await artifacts.keep(sandbox, job.request.artifacts, self._blobs, job.id)
         if not kept.files and job.attempt > 1:
             # What an earlier run left is not what this one did.
             await self._blobs.delete(artifacts_key(job.id))
         await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
         progress.kept_bytes = kept.bytes
+
+    async def _conclude(
+        self, job: Job, outcome: Outcome, cpu_s: float, kept_bytes: int = 0
+    ) -> None:
+        await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=kept_bytes)
+        tracing.note_job(outcome)
+        logger.info("job %s: %s, %s", job.id, outcome.state, outcome.reason)
 
     async def _finish(
         self, job: Job, outcome: Outcome, sandbox: Sandbox, progress: Progress
@@ -300,9 +324,7 @@ class Worker:
         keep = job.request.keep_alive_s and kept
         if keep:
             await self._sandboxes.keep(job, sandbox)
-        await self._queue.finish(
-            self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=progress.kept_bytes
-        )
+        await self._conclude(job, outcome, cpu_s, progress.kept_bytes)
         if not keep:
             # After the end is told: destroying takes a moment that nobody needs to wait for.
             await see_to_its_end(sandbox.close())

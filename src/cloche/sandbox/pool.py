@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from typing import Final
 
 from cloche.core.errors import BadSettings, ClocheError, MachineNotDestroyed
 from cloche.core.image import Image
 from cloche.core.machine import Backend
+from cloche.core.meters import UNMETERED, Meters
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox.sandbox import Sandbox
 
@@ -29,7 +31,15 @@ class Pool:
     A machine leaves the pool once and never comes back: no two jobs share one.
     """
 
-    def __init__(self, backend: Backend, spec: SandboxSpec, image: Image, *, size: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        spec: SandboxSpec,
+        image: Image,
+        *,
+        size: int,
+        meters: Meters = UNMETERED,
+    ) -> None:
         if size < 0:
             raise BadSettings(
                 f"The warm pool's size is {size}.", remedy="Set it to 0 (no pool) or more."
@@ -38,6 +48,7 @@ class Pool:
         self._backend = backend
         self._image = image
         self._size = size
+        self._meters = meters
         self._warm: deque[Sandbox] = deque()
         self._wanted = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -63,6 +74,7 @@ class Pool:
         Raises:
             BackendUnavailable, MachineNotStarted: as `Backend.create`.
         """
+        began = time.monotonic()
         while self._warm:
             sandbox = self._warm.popleft()
             try:
@@ -72,13 +84,16 @@ class Pool:
                 raise
             self._wanted.set()
             if alive:
+                self._meters.machine_ready("warm", time.monotonic() - began)
                 return sandbox
             logger.warning("machine %s died in the pool", sandbox.id)
             try:
                 await sandbox.close()
             except MachineNotDestroyed as error:
                 logger.warning("%s", error)
-        return await Sandbox.start_on(self._backend, self.spec, self._image)
+        sandbox = await Sandbox.start_on(self._backend, self.spec, self._image)
+        self._meters.machine_ready("cold", time.monotonic() - began)
+        return sandbox
 
     async def close(self) -> None:
         """Stop filling and destroy what nobody claimed."""
@@ -106,6 +121,7 @@ class Pool:
             except ClocheError as error:
                 delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
                 failures += 1
+                self._meters.pool_failed()
                 logger.warning("pool: %s Trying again in %s s.", error, delay_s)
                 await asyncio.sleep(delay_s)
             else:
@@ -116,10 +132,12 @@ class Pool:
 
     async def _warm_up(self) -> Sandbox:
         """Start a machine and run one command on it: the first one takes twice as long."""
+        began = time.monotonic()
         sandbox = await Sandbox.start_on(self._backend, self.spec, self._image)
         try:
             await sandbox.exec(["true"], timeout_s=_WARM_UP_S)
         except BaseException:
             await asyncio.shield(sandbox.close())
             raise
+        self._meters.machine_ready("ahead", time.monotonic() - began)
         return sandbox

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from cloche.core.errors import BadSettings, StoreUnavailable
+from cloche.core.meters import UNMETERED, Meters
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _BUSY_MS = 30_000
@@ -44,20 +45,21 @@ class Bell:
 class Database:
     """A pool of connections, and the two kinds of transaction that are used on them."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, meters: Meters = UNMETERED) -> None:
         self._engine = engine
+        self._meters = meters
         self._reading = engine.execution_options(reads_only=True)
         self.bell = Bell()
 
     @classmethod
-    async def open(cls, url: str) -> Database:
+    async def open(cls, url: str, meters: Meters = UNMETERED) -> Database:
         """Connect to `sqlite:///PATH` or `postgresql://…` and migrate to today's tables.
 
         Raises:
             BadSettings: the address is not of a database we speak.
             StoreUnavailable: it does not answer.
         """
-        database = cls(_engine(url))
+        database = cls(_engine(url), meters)
         try:
             async with database.write() as connection:
                 await connection.run_sync(_migrate)
@@ -69,14 +71,14 @@ class Database:
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction that only looks."""
-        with _translated():
+        with _translated(self._meters):
             async with self._reading.begin() as connection:
                 yield connection
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction that may change things; it is durable when the block ends."""
-        with _translated():
+        with _translated(self._meters):
             async with self._engine.begin() as connection:
                 yield connection
                 changed = connection.info.pop(_CHANGED, ())
@@ -106,7 +108,10 @@ def _engine(address: str) -> AsyncEngine:
         )
     # A server may be restarted behind our back; a file may not.
     pre_ping = url.get_backend_name() == "postgresql"
-    engine = create_async_engine(url.set(drivername=driver), pool_pre_ping=pre_ping)
+    # An error is logged, and must not quote what is stored: code, variables, hashes of keys.
+    engine = create_async_engine(
+        url.set(drivername=driver), pool_pre_ping=pre_ping, hide_parameters=True
+    )
     if engine.dialect.name == "sqlite":
         if url.database:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -148,10 +153,11 @@ def _migrate(connection: sa.Connection) -> None:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated(meters: Meters) -> Iterator[None]:
     try:
         yield
     except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError) as error:
+        meters.store_failed()
         raise StoreUnavailable(
             f"The database does not answer: {type(error).__name__}.",
             remedy="Check that it runs and has room; the request can then be made again.",

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
+from cloche.core.meters import UNMETERED, Meters
 from cloche.core.queue import Filter, Page, Submitted
 from cloche.core.quota import Quota
 from cloche.core.record import Entry
@@ -30,12 +31,15 @@ from cloche.stores.tables import Moment, jobs
 class Queue:
     """Jobs in the `jobs` table. What each call does and raises is told at the protocol."""
 
-    def __init__(self, database: Database, quota: Quota | None = None) -> None:
+    def __init__(
+        self, database: Database, quota: Quota | None = None, meters: Meters = UNMETERED
+    ) -> None:
         self._database = database
+        self._meters = meters
         self._quota = quota or Quota()
         """What a tenant may have that has no quota of its own."""
 
-    async def submit(self, tenant: str, request: Request) -> Submitted:
+    async def submit(self, tenant: str, request: Request, *, traceparent: str = "") -> Submitted:
         job_id = secrets.token_hex(8)
         row = {
             "id": job_id,
@@ -53,7 +57,8 @@ class Queue:
                 await connection.execute(jobs.insert().values(row))
                 # After the insert: a job that was submitted before needs no room.
                 await quotas.admit(connection, tenant, request.limits, self._quota)
-                await add_entries(connection, job_id, [Entry(kind="submitted")])
+                body = {"traceparent": traceparent} if traceparent else {}
+                await add_entries(connection, job_id, [Entry(kind="submitted", body=body)])
                 return Submitted(job=await _get(connection, job_id), created=True)
         except sa.exc.IntegrityError:
             return await self._earlier(tenant, request)
@@ -128,7 +133,9 @@ class Queue:
                 await add_entries(connection, job.id, [Entry(kind="started", body=body)])
                 if job.attempt == 1:  # A restart of ours is no news.
                     await add_delivery(connection, job, "started")
-            return found
+        for job in found:
+            self._meters.job_started(job)
+        return found
 
     async def renew(self, worker: str, job_ids: Sequence[str], *, lease: timedelta) -> set[str]:
         held = jobs.c.id.in_(job_ids) & _held_by(worker)
@@ -166,7 +173,8 @@ class Queue:
             await quotas.charge(connection, job.tenant, cpu_s)
             if kept_bytes:
                 await quotas.keep(connection, job.tenant, job_id, kept_bytes)
-            return job
+        self._meters.job_finished(job)
+        return job
 
     async def release(self, worker: str, job_id: str) -> None:
         held = (jobs.c.id == job_id) & _held_by(worker)
@@ -198,7 +206,10 @@ class Queue:
                 await _tell_the_end(connection, job_id, _CANCELLED)
             waiting = mine & (jobs.c.state == State.QUEUED)
             await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
-            return await _get(connection, job_id)
+            job = await _get(connection, job_id)
+        if ended.rowcount:
+            self._meters.job_finished(job)
+        return job
 
     async def cancelled(self, worker: str) -> set[str]:
         query = sa.select(jobs.c.id).where(_held_by(worker), jobs.c.cancel_requested)

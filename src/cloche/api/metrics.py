@@ -1,0 +1,17 @@
+"""The server's numbers, for Prometheus. They tell of no tenant, but need a key all the same."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from cloche.api.auth import Reader
+from cloche.api.services import Use
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(caller: Reader, services: Use) -> Response:
+    """Tell every metric, in Prometheus's text format."""
+    text = await services.vitals.scrape()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
