@@ -15,15 +15,14 @@ LISTEN_FD = 3
 def main() -> None:
     if len(sys.argv) != 1:
         sys.exit("The guest takes no arguments: it serves the socket at file descriptor 3.")
-    # Nothing that is loaded now is ever garbage: it need not be looked through for any.
-    gc.disable()
     later.install()
     import socket  # noqa: PLC0415 - not before the line above
 
     from cloche.guest import server  # noqa: PLC0415
 
+    # Nothing of what was loaded is ever garbage: it need not be looked through for any.
     gc.freeze()
-    gc.enable()
+    gc.enable()  # The launcher has turned it off.
     try:
         channel = socket.socket(fileno=LISTEN_FD)
     except OSError as error:
