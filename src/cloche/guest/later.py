@@ -36,6 +36,9 @@ def _real(name: str) -> ModuleType:
 class _Log:
     """asyncio's log, which is written to when something of ours goes wrong."""
 
+    def debug(self, *_: object) -> None:
+        """Say nothing: every loop tells here which selector it uses."""
+
     def __getattr__(self, name: str) -> object:
         return getattr(_real("logging").getLogger("asyncio"), name)
 

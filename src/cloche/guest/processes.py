@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import binascii
 import contextlib
 import errno
 import fcntl
@@ -271,7 +271,7 @@ class Table:
                                 "stream": name,
                                 "offset": offset,
                                 "lost": lost,
-                                "data": base64.b64encode(data).decode("ascii"),
+                                "data": binascii.b2a_base64(data, newline=False).decode(),
                             }
                         )
                 if ended:
