@@ -19,8 +19,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root")
 
 FIRST = 0x70120000
 _NS_GET_OWNER_UID = 0xB704
-_PR_GET_DUMPABLE = 3
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _IDENTITY = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "SigBlk")
+
+
+@pytest.fixture(autouse=True)
+def dumpable() -> None:
+    """Be what a program is by default: another test may have changed this one's ids."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def identity() -> dict[str, str]:

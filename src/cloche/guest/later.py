@@ -27,9 +27,9 @@ class _Later(ModuleType):
 
 
 def _real(name: str) -> ModuleType:
-    if isinstance(sys.modules[name], _Later):
+    if isinstance(sys.modules.get(name), _Later):
         del sys.modules[name]
-        __import__(name)
+    __import__(name)  # Waits for another thread that is at it already.
     return sys.modules[name]
 
 
