@@ -1,7 +1,7 @@
 """The server inside every machine.
 
-It runs on the machine's own Python with h11 as its only dependency and imports
-nothing else of Cloche. Its host-side twin is `cloche.sandbox`, which trusts
+It runs on the machine's own Python, depends on no library, and imports nothing
+else of Cloche. Its host-side twin is `cloche.sandbox`, which trusts
 nothing that comes from here.
 
 Two kinds of process, both of them root of the machine and of nothing else:

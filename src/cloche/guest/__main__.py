@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import socket
 import sys
+
+from cloche.guest import later
 
 LISTEN_FD = 3
 """The machine's channel: a listening socket the backend made and left open for us."""
@@ -13,11 +15,14 @@ LISTEN_FD = 3
 def main() -> None:
     if len(sys.argv) != 1:
         sys.exit("The guest takes no arguments: it serves the socket at file descriptor 3.")
-    # asyncio loads TLS when it can. The guest never speaks it, and without it
-    # starts sooner and smaller.
-    sys.modules["ssl"] = None  # type: ignore[assignment]
-    from cloche.guest import server  # noqa: PLC0415 - not before the line above
+    later.install()
+    import socket  # noqa: PLC0415 - not before the line above
 
+    from cloche.guest import server  # noqa: PLC0415
+
+    # Nothing of what was loaded is ever garbage: it need not be looked through for any.
+    gc.freeze()
+    gc.enable()  # The launcher has turned it off.
     try:
         channel = socket.socket(fileno=LISTEN_FD)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import errno
 import json
@@ -358,7 +358,7 @@ def _text(field: dict[str, str]) -> str:
     """Read ripgrep's text, which comes in Base64 when it is not UTF-8."""
     if "text" in field:
         return field["text"]
-    return base64.b64decode(field["bytes"]).decode(errors="replace")
+    return binascii.a2b_base64(field["bytes"]).decode(errors="replace")
 
 
 async def tar_out(exchange: Exchange, table: Table) -> None:

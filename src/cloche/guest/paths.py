@@ -12,11 +12,11 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from cloche.guest import linux
 from cloche.guest.http import Refusal, bad_request
+from cloche.guest.threads import Threads
 
 UID = GID = 1000
 ROOTS = ("/workspace", "/home/user", "/tmp")  # noqa: S108 - a place, not a file
@@ -24,22 +24,20 @@ SCRIPT_PREFIX = ".cloche-"
 
 T = TypeVar("T")
 
-_threads = ThreadPoolExecutor(
-    max_workers=4, thread_name_prefix="user", initializer=linux.act_as, initargs=(UID, GID)
-)
+_threads = Threads(4, lambda: linux.act_as(UID, GID))
 _background: set[asyncio.Future[Any]] = set()
 
 
 async def as_user(function: Callable[..., T], *arguments: Any) -> T:
     """Run a blocking call with the user's rights; refuse in the host's words when it fails."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
+        return await _threads.run(function, *arguments)
     except OSError as error:
         raise refusal(error) from None
 
 
 def in_background(function: Callable[..., T], *arguments: Any) -> None:
-    future = asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
+    future = _threads.run(function, *arguments)
     _background.add(future)  # The loop itself holds futures only weakly.
     future.add_done_callback(_background.discard)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import binascii
 import contextlib
 import errno
 import fcntl
 import os
-import re
 import socket
 import struct
 import termios
@@ -40,7 +39,7 @@ BASE_ENV = {
 
 KEEPER = "/opt/cloche/bin/keeper"
 _CONTROL_FD = 3
-_ID = re.compile(r"[0-9a-f]{16}")
+_HEX = frozenset("0123456789abcdef")
 
 
 class ToolFailed(Refusal):
@@ -84,8 +83,7 @@ class Table:
         if exchange.query.get("follow") != "1":
             await exchange.answer(process.status())
             return
-        await exchange.begin_lines()
-        await exchange.line({"started": process.status()})
+        await exchange.begin_lines({"started": process.status()})
         await self._follow(exchange, process, {"stdout": 0, "stderr": 0})
 
     async def output(self, exchange: Exchange, process_id: str) -> None:
@@ -273,7 +271,7 @@ class Table:
                                 "stream": name,
                                 "offset": offset,
                                 "lost": lost,
-                                "data": base64.b64encode(data).decode("ascii"),
+                                "data": binascii.b2a_base64(data, newline=False).decode(),
                             }
                         )
                 if ended:
@@ -294,7 +292,7 @@ def _parse(body: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
     argv, env, cwd = body.get("argv"), body.get("env", {}), body.get("cwd", "/workspace")
     timeout_s, terminal = body.get("timeout_s"), body.get("pty")
     process_id = body.get("id", os.urandom(8).hex())
-    if not isinstance(process_id, str) or not _ID.fullmatch(process_id):
+    if not isinstance(process_id, str) or not _is_id(process_id):
         raise bad_request("id is 16 hexadecimal digits")
     if not isinstance(argv, list) or not argv or not all(map(_is_text, argv)) or not argv[0]:
         raise bad_request("argv is a list of strings without NUL, the program's name first")
@@ -323,6 +321,10 @@ def _parse(body: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
         },
         timeout_s,
     )
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == 16 and _HEX.issuperset(text)
 
 
 def _is_text(value: object) -> bool:

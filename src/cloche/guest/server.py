@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-
-import h11
 
 from cloche.guest import files, linux, paths, tunnel, watch
 from cloche.guest.http import Exchange, Refusal
@@ -20,8 +17,11 @@ from cloche.guest.processes import Table
 
 PROTOCOL = 1
 _BACKLOG = 256
+_PROCESS = "/processes/*"
+"""Stands for the path of any one process."""
 
 Handler = Callable[..., Awaitable[None]]
+Routes = dict[tuple[str, str], Handler]
 
 
 def run(channel: socket.socket) -> None:
@@ -64,8 +64,8 @@ def _silence() -> None:
     os.close(null)
 
 
-def _routes(table: Table) -> list[tuple[str, re.Pattern[str], Handler]]:
-    process = r"/processes/(\w+)"
+def _routes(table: Table) -> Routes:
+    process = _PROCESS
     began = time.monotonic()
 
     async def hello(exchange: Exchange) -> None:
@@ -97,17 +97,15 @@ def _routes(table: Table) -> list[tuple[str, re.Pattern[str], Handler]]:
         ("GET", "/files/watch", watch.watch),
         ("GET", "/tunnel", tunnel.open_tunnel),
     ]
-    return [(method, re.compile(path), handler) for method, path, handler in calls]
+    return {(method, path): handler for method, path, handler in calls}
 
 
-async def _handle(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: Exchange) -> None:
+async def _handle(routes: Routes, exchange: Exchange) -> None:
     try:
         if await exchange.receive():
             await _dispatch(routes, exchange)
     except Refusal as refusal:
         await _refuse(exchange, refusal)
-    except h11.RemoteProtocolError as error:
-        await _refuse(exchange, Refusal(400, "bad_request", str(error)))
     except ConnectionError:
         return  # The host left; what it had started goes on.
     except OSError as error:
@@ -117,13 +115,15 @@ async def _handle(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: 
         await _refuse(exchange, Refusal(500, "guest_fault", f"{type(error).__name__}: {error}"))
 
 
-async def _dispatch(routes: list[tuple[str, re.Pattern[str], Handler]], exchange: Exchange) -> None:
-    for method, pattern, handler in routes:
-        match = pattern.fullmatch(exchange.path)
-        if match and method == exchange.method:
-            await handler(exchange, *match.groups())
-            return
-    raise Refusal(404, "no_such_call", f"no call {exchange.method} {exchange.path}")
+async def _dispatch(routes: Routes, exchange: Exchange) -> None:
+    path, arguments = exchange.path, []
+    if path.startswith("/processes/"):
+        process_id, slash, call = path.removeprefix("/processes/").partition("/")
+        path, arguments = f"{_PROCESS}{slash}{call}", [process_id]
+    handler = routes.get((exchange.method, path))
+    if handler is None:
+        raise Refusal(404, "no_such_call", f"no call {exchange.method} {exchange.path}")
+    await handler(exchange, *arguments)
 
 
 async def _refuse(exchange: Exchange, refusal: Refusal) -> None:

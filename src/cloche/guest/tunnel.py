@@ -22,8 +22,7 @@ async def open_tunnel(exchange: Exchange) -> None:
     else:
         raise bad_request("a tunnel leads to a port or to a unix socket")
     try:
-        early = await exchange.switch()
-        writer.write(early)
+        await exchange.switch()
         await asyncio.gather(_pump(exchange.reader, writer), _pump(reader, exchange.writer))
     finally:
         writer.close()

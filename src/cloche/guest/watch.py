@@ -119,8 +119,7 @@ async def watch(exchange: Exchange) -> None:
     ready = asyncio.Event()
     loop.add_reader(observer.descriptor, ready.set)
     try:
-        await exchange.begin_lines()
-        await exchange.line({"watching": _shown(top)})
+        await exchange.begin_lines({"watching": _shown(top)})
         while not exchange.reader.at_eof():
             try:
                 await asyncio.wait_for(ready.wait(), HEARTBEAT_S)

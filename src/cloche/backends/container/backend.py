@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloche.backends.container import bundle, cgroups, ownership, record
-from cloche.backends.container.disk import make_disk
+from cloche.backends.container.disk import Disks
 from cloche.backends.container.launch import Launch, launch, rootfs, user_namespace
 from cloche.backends.container.machine import Machine, raze
 from cloche.backends.container.record import Folder, Record
@@ -45,6 +45,7 @@ class Backend:
         self._owners = data / "owners"
         self._owner: ownership.Owner | None = None
         self._runtimes = list(runtimes)
+        self._disks = Disks()
 
     async def check(self) -> str:
         _require_root()
@@ -151,7 +152,7 @@ class Backend:
             folder.remove()
 
     async def _start(self, folder: Folder, entry: Record, image: Image, runtime: str) -> Record:
-        await asyncio.to_thread(make_disk, folder.disk, entry.spec.disk_mib)
+        await asyncio.to_thread(self._disks.make, folder.disk, entry.spec.disk_mib)
         first_id = record.first_id(entry.id)
         config = bundle.config(
             entry.spec,

@@ -8,7 +8,7 @@ import fcntl
 import os
 import struct
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 # New system calls have one number on every architecture.
 _SYS_OPEN_TREE = 428
@@ -51,7 +51,7 @@ class _MountAttr(ctypes.Structure):
     )
 
 
-def _checked(result: int, what: str) -> int:
+def checked(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -60,13 +60,13 @@ def _checked(result: int, what: str) -> int:
 
 def leave_mount_namespace() -> None:
     """Give the calling *thread* a mount namespace of its own, cut off from the host's."""
-    _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
-    _checked(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "/")
+    checked(libc.unshare(_CLONE_NEWNS), "unshare")
+    checked(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "/")
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    _checked(
-        _libc.mount(
+    checked(
+        libc.mount(
             source.encode(), os.fsencode(target), kind.encode(), flags, options.encode() or None
         ),
         f"{kind} on {target}",
@@ -75,8 +75,8 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 def mount_idmapped(source: str, target: str, user_namespace: int) -> None:
     """Bind `source` read-only with every owner shifted into `user_namespace`."""
-    tree = _checked(
-        _libc.syscall(
+    tree = checked(
+        libc.syscall(
             _SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
         ),
         source,
@@ -89,8 +89,8 @@ def mount_idmapped(source: str, target: str, user_namespace: int) -> None:
             | _MOUNT_ATTR_NODEV,
             userns_fd=user_namespace,
         )
-        _checked(
-            _libc.syscall(
+        checked(
+            libc.syscall(
                 _SYS_MOUNT_SETATTR,
                 tree,
                 b"",
@@ -100,8 +100,8 @@ def mount_idmapped(source: str, target: str, user_namespace: int) -> None:
             ),
             f"id-mapped mount of {source}",
         )
-        _checked(
-            _libc.syscall(
+        checked(
+            libc.syscall(
                 _SYS_MOVE_MOUNT,
                 tree,
                 b"",

@@ -6,7 +6,6 @@ its own, named by the hash of its sources and made in milliseconds on demand.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -17,28 +16,22 @@ from pathlib import Path
 
 from cloche.core.errors import ImageCorrupt, OperatorError
 
-LAUNCHER = """\
+_FOLDER = "opt/cloche/lib"
+_BUNDLE = f"{_FOLDER}/bundle"
+
+LAUNCHER = f"""\
 #!/usr/bin/python3 -IS
-import sys
-sys.path.insert(0, "/opt/cloche/lib")
+import gc, marshal
+gc.disable()
+with open("/{_BUNDLE}", "rb") as file:
+    modules = marshal.loads(file.read())
+loader = {{"__name__": "cloche.guest.bundle"}}
+exec(modules["cloche.guest.bundle"][2], loader)
+loader["install"](modules)
 from cloche.guest.__main__ import main
 main()
 """
 
-# Runs on the image's Python, whose byte code differs from this process's. Sources
-# come in and byte code goes out through pipes: nothing is written to the image.
-# The flag 1 is an unchecked hash: Python loads such a file without looking at
-# the source's time stamp (PEP 552).
-_COMPILE = """\
-import base64, importlib.util, json, marshal, sys
-result = {}
-for path, source in json.load(sys.stdin).items():
-    code = compile(source, "/" + path, "exec", dont_inherit=True)
-    parts = importlib.util.MAGIC_NUMBER, (1).to_bytes(4, "little"), \
-        importlib.util.source_hash(source.encode()), marshal.dumps(code)
-    result[importlib.util.cache_from_source(path)] = base64.b64encode(b"".join(parts)).decode()
-json.dump(result, sys.stdout)
-"""
 # The keeper is built by the image's own compiler, on a file system that vanishes with it.
 _BUILD_KEEPER = """\
 mount -t tmpfs tmpfs "$1/tmp" && exec chroot --userspec=65534:65534 "$1" /bin/sh -c '
@@ -52,7 +45,7 @@ def guest_sources() -> dict[str, str]:
     # By its folder and not by import: nothing on the host imports the guest.
     folder = Path(__file__).resolve().parents[2] / "guest"
     return {
-        f"opt/cloche/lib/cloche/guest/{path.relative_to(folder)}": path.read_text("utf-8")
+        f"{_FOLDER}/cloche/guest/{path.relative_to(folder)}": path.read_text("utf-8")
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.c")])
     }
 
@@ -62,7 +55,7 @@ class GuestLayer:
 
     def __init__(self, sources: dict[str, str]) -> None:
         self._sources = sources
-        total = hashlib.sha256(LAUNCHER.encode())
+        total = hashlib.sha256((LAUNCHER + _bundling()).encode())
         for path, source in sources.items():
             total.update(f"{path}\0{len(source)}\0{source}".encode())
         self.name = f"guest-{total.hexdigest()[:16]}"
@@ -91,7 +84,7 @@ def _make(layer: Path, sources: dict[str, str], root: Path) -> None:
     try:
         _write(temporary, {path: source.encode() for path, source in sources.items()})
         modules = {path: source for path, source in sources.items() if path.endswith(".py")}
-        _write(temporary, _compiled(modules, root))
+        _write(temporary, {_BUNDLE: _compiled(modules, root)})
         programs = {
             "opt/cloche/bin/guest": LAUNCHER.encode(),
             **{
@@ -129,12 +122,15 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         path.chmod(0o644)
 
 
-def _compiled(sources: dict[str, str], root: Path) -> dict[str, bytes]:
-    """Return the byte code of `sources` by path, from the Python under `root`."""
-    argv = ["chroot", "--userspec=65534:65534", str(root), "/usr/bin/python3", "-IS", "-c"]
-    said = _run([*argv, _COMPILE], json.dumps(sources), "Python")
-    compiled: dict[str, str] = json.loads(said)
-    return {path: base64.b64decode(code) for path, code in compiled.items()}
+def _compiled(sources: dict[str, str], root: Path) -> bytes:
+    """Return the guest and all it loads, as byte code of the Python under `root`."""
+    argv = ["chroot", "--userspec=65534:65534", str(root), "/usr/bin/python3", "-IS"]
+    program = ["-X", "no_debug_ranges", "-c", _bundling()]
+    return _run([*argv, *program], json.dumps(sources), "Python")
+
+
+def _bundling() -> str:
+    return Path(__file__).with_name("bundling.py").read_text("utf-8")
 
 
 def _built(source: str, root: Path) -> bytes:
