@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from cloche import settings
 from cloche.core.errors import ImageMissing
@@ -38,12 +39,12 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     else:
         server = request.getfixturevalue("server")
         name = f"test_{secrets.token_hex(4)}"
-        admin = await Database.open(server)
-        async with admin._engine.execution_options(
-            isolation_level="AUTOCOMMIT"
-        ).connect() as connection:
+        admin = create_async_engine(
+            server.replace("postgresql:", "postgresql+asyncpg:"), isolation_level="AUTOCOMMIT"
+        )
+        async with admin.connect() as connection:
             await connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        await admin.close()
+        await admin.dispose()
         address = server.replace("/postgres?", f"/{name}?")
     database = await Database.open(address)
     yield database

@@ -45,6 +45,11 @@ def python(code: str = "print(1)", **options: object) -> Request:
     return Request.model_validate({"kind": "python", "code": code, **options})
 
 
+async def place(queue: Queue, worker: str, job_id: str, machine: str) -> None:
+    entry = Entry(kind="machine", body={"machine": machine})
+    await queue.place(worker, job_id, machine=machine, rung=Rung.CONTAINER, entry=entry)
+
+
 async def submit(queue: Queue, tenant: str = "a", **options: object) -> str:
     return (await queue.submit(tenant, python(**options))).job.id
 
@@ -60,8 +65,7 @@ async def test_the_migrations_make_the_tables_of_today(database: Database) -> No
     def differences(connection: sa.Connection) -> list[object]:
         return compare_metadata(MigrationContext.configure(connection), metadata)
 
-    async with database.read() as connection:
-        assert await connection.run_sync(differences) == []
+    assert await database.read(differences) == []
 
 
 async def test_a_submitted_job_is_there_as_it_was_asked_for(queue: Queue) -> None:
@@ -167,7 +171,7 @@ async def test_a_tenant_runs_no_more_than_its_share(queue: Queue) -> None:
 async def test_finishing_ends_a_job_for_good(queue: Queue) -> None:
     job_id = await submit(queue)
     await take(queue)
-    await queue.place("w1", job_id, machine="m1", rung=Rung.CONTAINER)
+    await place(queue, "w1", job_id, "m1")
 
     outcome = Outcome(state=State.FAILED, reason=Reason.EXIT_CODE, exit_code=3, error="no")
     job = await queue.finish("w1", job_id, outcome)
@@ -191,13 +195,13 @@ async def test_only_the_holder_may_finish_or_place(queue: Queue) -> None:
     with pytest.raises(LeaseLost):
         await queue.finish("w2", job_id, DONE)
     with pytest.raises(LeaseLost):
-        await queue.place("w2", job_id, machine="m", rung=Rung.CONTAINER)
+        await place(queue, "w2", job_id, "m")
 
 
 async def test_a_dead_workers_job_goes_back_with_its_machine_noted(queue: Queue) -> None:
     job_id = await submit(queue)
     await queue.acquire("dead", lease=HOUR, limit=1, per_tenant=1)
-    await queue.place("dead", job_id, machine="m1", rung=Rung.CONTAINER)
+    await place(queue, "dead", job_id, "m1")
     assert await queue.reap() == []
     await queue.renew("dead", [job_id], lease=EXPIRED)
 
@@ -214,7 +218,7 @@ async def test_a_restarted_worker_takes_back_what_it_held(queue: Queue) -> None:
     mine, other = await submit(queue), await submit(queue)
     await queue.acquire("w1", lease=HOUR, limit=1, per_tenant=9)
     await take(queue, "w2")
-    await queue.place("w1", mine, machine="m1", rung=Rung.CONTAINER)
+    await place(queue, "w1", mine, "m1")
 
     assert await queue.reclaim("w1") == 1
     assert (await queue.get(mine)).state is State.QUEUED
@@ -264,7 +268,7 @@ async def test_cancelling_a_running_job_asks_its_worker(queue: Queue) -> None:
 async def test_cancelling_a_job_whose_worker_died_is_left_to_the_next(queue: Queue) -> None:
     job_id = await submit(queue)
     await take(queue, "dead")
-    await queue.place("dead", job_id, machine="m1", rung=Rung.CONTAINER)
+    await place(queue, "dead", job_id, "m1")
     await queue.renew("dead", [job_id], lease=EXPIRED)
     await queue.reap()
 
@@ -487,7 +491,6 @@ async def test_an_error_of_the_database_does_not_quote_what_was_stored(database:
     statement = sa.text("INSERT INTO nowhere (a) VALUES (:value)")
 
     with pytest.raises((StoreUnavailable, sa.exc.DBAPIError)) as caught:
-        async with database.write() as connection:
-            await connection.execute(statement, {"value": secret})
+        await database.write(lambda connection: connection.execute(statement, {"value": secret}))
 
     assert secret not in "".join(traceback.format_exception(caught.value))

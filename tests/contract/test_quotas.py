@@ -166,10 +166,8 @@ async def test_charges_at_once_all_count(quotas: Quotas) -> None:
 async def test_last_months_processor_time_is_over(database: Database, quotas: Quotas) -> None:
     first = Month.of(datetime.now(UTC)).since.date()
     days = [(first, 1000), (first - timedelta(days=1), 5000)]
-    async with database.write() as connection:
-        for day, cpu_ms in days:
-            row = {"tenant": "a", "day": day, "cpu_ms": cpu_ms}
-            await connection.execute(processor_time.insert().values(row))
+    rows = [{"tenant": "a", "day": day, "cpu_ms": cpu_ms} for day, cpu_ms in days]
+    await database.write(lambda connection: connection.execute(processor_time.insert(), rows))
 
     assert (await quotas.usage("a")).cpu_s == 1
 

@@ -41,8 +41,7 @@ async def open_session(sessions: Sessions, key: Key) -> str:
 
 
 async def move(database: Database, table: sa.Table, **moments: datetime) -> None:
-    async with database.write() as connection:
-        await connection.execute(table.update().values(**moments))
+    await database.write(lambda connection: connection.execute(table.update().values(**moments)))
 
 
 async def test_a_link_opens_one_session_of_its_key(sessions: Sessions, key: Key) -> None:
@@ -73,11 +72,13 @@ async def test_neither_tokens_nor_secrets_are_stored(
     unused = await link(sessions, key)
     secret = await open_session(sessions, key)
 
-    async with database.read() as connection:
-        for table in (login_links, browser_sessions):
-            kept = str((await connection.execute(sa.select(table))).all())
-            assert unused not in kept
-            assert secret not in kept
+    def rows(connection: sa.Connection) -> str:
+        tables = (login_links, browser_sessions)
+        return str([connection.execute(sa.select(table)).all() for table in tables])
+
+    kept = await database.read(rows)
+    assert unused not in kept
+    assert secret not in kept
 
 
 async def test_an_old_link_opens_nothing(database: Database, sessions: Sessions, key: Key) -> None:
@@ -142,7 +143,10 @@ async def test_what_is_too_old_is_removed(database: Database, sessions: Sessions
 
     await link(sessions, key)
 
-    async with database.read() as connection:
-        for table, left in ((login_links, 1), (browser_sessions, 0)):
-            total = sa.select(sa.func.count()).select_from(table)
-            assert (await connection.execute(total)).scalar_one() == left, table.name
+    def count(connection: sa.Connection) -> list[int]:
+        totals = [
+            sa.select(sa.func.count()).select_from(t) for t in (login_links, browser_sessions)
+        ]
+        return [connection.execute(total).scalar_one() for total in totals]
+
+    assert await database.read(count) == [1, 0]

@@ -225,7 +225,7 @@ def test_debugging_shows_ours_alone() -> None:
         "from cloche.observe import logs\n"
         "logs.configure('json', 'debug')\n"
         "logging.getLogger('cloche.api').debug('ours')\n"
-        "logging.getLogger('aiosqlite').debug('theirs')\n"
+        "logging.getLogger('asyncio').debug('theirs')\n"
         "import warnings; warnings.warn('a warning')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

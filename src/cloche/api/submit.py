@@ -56,13 +56,12 @@ async def submit(services: Services, caller: Caller, request: Request) -> Submit
     request = allowed(services, request)
     await _check_inputs(services, caller, request)
     submitted = await services.queue.submit(
-        caller.tenant, request, traceparent=tracing.traceparent()
+        caller.tenant, request, by=caller, traceparent=tracing.traceparent()
     )
     services.wake()
     about.note(job_id=submitted.job.id)
     if submitted.created:
         logger.info("job %s: accepted", submitted.job.id)
-        await services.access.audit(caller, "job.create", submitted.job.id)
     return submitted
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from cloche.core.access import Caller
 from cloche.core.job import Job, Outcome, Request, State
+from cloche.core.record import Entry
 from cloche.core.rung import Rung
 
 
@@ -41,8 +43,15 @@ class Queue(Protocol):
     Every call may raise `StoreUnavailable`: the database cannot be reached.
     """
 
-    async def submit(self, tenant: str, request: Request, *, traceparent: str = "") -> Submitted:
-        """Accept a job; when this returns, it is never lost.
+    async def submit(
+        self,
+        tenant: str,
+        request: Request,
+        *,
+        by: Caller | None = None,
+        traceparent: str = "",
+    ) -> Submitted:
+        """Accept a job; when this returns, it is never lost. `by` goes into the audit log.
 
         Its history tells `traceparent`: the span of whoever asked for it.
 
@@ -84,8 +93,10 @@ class Queue(Protocol):
         """Hold on to jobs; return those that are still this worker's."""
         ...
 
-    async def place(self, worker: str, job_id: str, *, machine: str, rung: Rung) -> None:
-        """Note which machine a held job runs on.
+    async def place(
+        self, worker: str, job_id: str, *, machine: str, rung: Rung, entry: Entry
+    ) -> None:
+        """Note which machine a held job runs on, and say so in its history.
 
         Raises:
             LeaseLost: another worker has it, or it is over.
@@ -98,10 +109,13 @@ class Queue(Protocol):
         job_id: str,
         outcome: Outcome,
         *,
+        entries: Sequence[Entry] = (),
         cpu_s: float = 0.0,
         kept_bytes: int = 0,
     ) -> Job:
         """End a held job, and count what it used and what it leaves against its tenant's quota.
+
+        `entries` go into its history before its end.
 
         Raises:
             LeaseLost: another worker has it, or it is over.

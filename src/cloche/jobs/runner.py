@@ -22,6 +22,7 @@ from cloche.core.process import Chunk, Exit, Stream
 from cloche.core.record import Entry, Event, Record
 from cloche.core.text import whole_length
 from cloche.jobs import inputs, steps, watchdog
+from cloche.jobs.artifacts import Collected
 from cloche.jobs.watchdog import Breach, Ceilings, Watchdog
 from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox, new_process_id
@@ -60,7 +61,7 @@ class Progress:
     """What steps that have ended used, on every machine."""
     earlier_cpu_s: float = 0.0
     """What of that was on machines before this one."""
-    kept_bytes: int = 0
+    kept: Collected | None = None
     """What was kept of what it left, once that is done."""
 
     def begin_on(self, machine: str, cpu_before: float = 0.0) -> None:
@@ -126,6 +127,7 @@ class Runner:
         self._job = job
         self._sandbox = sandbox
         self._ceilings = ceilings
+        self._last_words: Sequence[Entry] = ()
 
     async def run(self, progress: Progress) -> Outcome:
         """Run what is left of the job.
@@ -265,12 +267,14 @@ class Runner:
                 reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ClocheError, StopAsyncIteration):
                     await reading
-        if entries := batch.take(last=True):
-            await self._append(*entries)
+        self._last_words = batch.take(last=True)
         return await process.wait()
 
     async def _judge(self, index: int, ended: Exit) -> Outcome:
-        out_of_memory = ended.signal == 9 and (await self._sandbox.usage()).oom_kills > 0
+        out_of_memory = False
+        if ended.signal == 9:
+            await self._append()  # What it wrote, before the machine is asked: it may be gone.
+            out_of_memory = (await self._sandbox.usage()).oom_kills > 0
         return await self._close(index, _outcome(index, ended, out_of_memory=out_of_memory), ended)
 
     async def _close(self, index: int, outcome: Outcome, ended: Exit | None = None) -> Outcome:
@@ -283,7 +287,11 @@ class Runner:
         return outcome
 
     async def _append(self, *entries: Entry) -> None:
-        await self._record.append(self._worker, self._job.id, entries)
+        """Write entries down, after what a step wrote last: mostly that and its end are one."""
+        written = [*self._last_words, *entries]
+        if written:
+            await self._record.append(self._worker, self._job.id, written)
+            self._last_words = ()
 
 
 class _Batch:

@@ -264,13 +264,18 @@ class Worker:
     ) -> None:
         about.note(machine=sandbox.id)
         tracing.note(machine=sandbox.id, rung=sandbox.rung, adopted=adopted)
-        await self._queue.place(self.name, job.id, machine=sandbox.id, rung=sandbox.rung)
         cpu_s = 0.0
         if not adopted:
             with contextlib.suppress(SandboxLost):  # The first step will tell.
                 cpu_s = (await sandbox.usage()).cpu_s
         body = {"machine": sandbox.id, "rung": sandbox.rung, "adopted": adopted, "cpu_s": cpu_s}
-        await self._record.append(self.name, job.id, [Entry(kind="machine", body=body)])
+        await self._queue.place(
+            self.name,
+            job.id,
+            machine=sandbox.id,
+            rung=sandbox.rung,
+            entry=Entry(kind="machine", body=body),
+        )
         if progress.machine != sandbox.id:
             progress.begin_on(sandbox.id, cpu_s)
 
@@ -306,13 +311,19 @@ class Worker:
         if not kept.files and job.attempt > 1:
             # What an earlier run left is not what this one did.
             await self._blobs.delete(artifacts_key(job.id))
-        await self._record.append(self.name, job.id, [Entry(kind="artifacts", body=asdict(kept))])
-        progress.kept_bytes = kept.bytes
+        progress.kept = kept
 
     async def _conclude(
-        self, job: Job, outcome: Outcome, cpu_s: float, kept_bytes: int = 0
+        self, job: Job, outcome: Outcome, cpu_s: float, kept: artifacts.Collected | None = None
     ) -> None:
-        await self._queue.finish(self.name, job.id, outcome, cpu_s=cpu_s, kept_bytes=kept_bytes)
+        await self._queue.finish(
+            self.name,
+            job.id,
+            outcome,
+            entries=[Entry(kind="artifacts", body=asdict(kept))] if kept else [],
+            cpu_s=cpu_s,
+            kept_bytes=kept.bytes if kept else 0,
+        )
         tracing.note_job(outcome)
         logger.info("job %s: %s, %s", job.id, outcome.state, outcome.reason)
 
@@ -324,7 +335,7 @@ class Worker:
         keep = job.request.keep_alive_s and kept
         if keep:
             await self._sandboxes.keep(job, sandbox)
-        await self._conclude(job, outcome, cpu_s, progress.kept_bytes)
+        await self._conclude(job, outcome, cpu_s, progress.kept)
         if not keep:
             # After the end is told: destroying takes a moment that nobody needs to wait for.
             await see_to_its_end(sandbox.close())

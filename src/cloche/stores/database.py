@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from cloche.core.errors import BadSettings, StoreUnavailable
 from cloche.core.meters import UNMETERED, Meters
 
-_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_BUSY_MS = 30_000
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_READERS: Final = 4
+_BUSY_MS: Final = 30_000
 _CHANGED = "cloche.changed"
 
 
@@ -43,12 +48,11 @@ class Bell:
 
 
 class Database:
-    """A pool of connections, and the two kinds of transaction that are used on them."""
+    """Runs transactions: plain functions of a connection, off the event loop or on it."""
 
-    def __init__(self, engine: AsyncEngine, meters: Meters = UNMETERED) -> None:
+    def __init__(self, engine: _Sqlite | _Postgresql, meters: Meters = UNMETERED) -> None:
         self._engine = engine
         self._meters = meters
-        self._reading = engine.execution_options(reads_only=True)
         self.bell = Bell()
 
     @classmethod
@@ -61,66 +65,145 @@ class Database:
         """
         database = cls(_engine(url), meters)
         try:
-            async with database.write() as connection:
-                await connection.run_sync(_migrate)
+            await database.write(_migrate)
         except BaseException:
             await database.close()
             raise
         return database
 
-    @contextlib.asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that only looks."""
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do `work` in a transaction that only looks."""
         with _translated(self._meters):
-            async with self._reading.begin() as connection:
-                yield connection
+            return await self._engine.run(work, writes=False)
 
-    @contextlib.asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that may change things; it is durable when the block ends."""
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do `work` in a transaction that may change things; it is durable on return.
+
+        Whoever is cancelled meanwhile does not learn whether it was done.
+        """
+
+        def noted(connection: sa.Connection) -> tuple[T, frozenset[str]]:
+            connection.info.pop(_CHANGED, None)  # Of a transaction that failed.
+            return work(connection), frozenset(connection.info.pop(_CHANGED, ()))
+
         with _translated(self._meters):
-            async with self._engine.begin() as connection:
-                yield connection
-                changed = connection.info.pop(_CHANGED, ())
+            result, changed = await self._engine.run(noted, writes=True)
         for name in changed:
             self.bell.ring(name)
+        return result
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class _Store(Protocol):
+    @property
+    def _database(self) -> Database: ...
+
+
+S = TypeVar("S", bound=_Store)
+Method = Callable[Concatenate[S, sa.Connection, P], T]
+AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+    """Make a method that is given a connection one that runs in a transaction of its own."""
+
+    @functools.wraps(method)
+    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.read(
+            lambda connection: method(self, connection, *args, **kwargs)
+        )
+
+    return call
+
+
+def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+    """The same, for a transaction that may change things."""
+
+    @functools.wraps(method)
+    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.write(
+            lambda connection: method(self, connection, *args, **kwargs)
+        )
+
+    return call
+
+
+def tell(connection: sa.Connection, name: str) -> None:
+    """Wake those who listen for `name`, once this transaction is durable."""
+    connection.info.setdefault(_CHANGED, set()).add(name)
+
+
+class _Sqlite:
+    """A file. A transaction is one visit to a thread: there are far fewer switches that way
+    than with a thread to each statement, and a switch costs more than a statement."""
+
+    def __init__(self, url: sa.URL) -> None:
+        if url.database:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        # An error is logged, and must not quote what is stored: code, variables, hashes of keys.
+        self._engine = sa.create_engine(url, hide_parameters=True, pool_size=_READERS + 1)
+        _prepare_sqlite(self._engine)
+        self._looking = self._engine.execution_options(reads_only=True)
+        # One writer: SQLite has no room for two, and here they wait in line without polling.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
+
+    async def run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
+        engine = self._engine if writes else self._looking
+
+        def transaction() -> T:
+            with engine.begin() as connection:
+                return work(connection)
+
+        threads = self._writer if writes else self._readers
+        return await asyncio.get_running_loop().run_in_executor(threads, transaction)
+
+    async def close(self) -> None:
+        for threads in (self._writer, self._readers):
+            await asyncio.to_thread(threads.shutdown)
+        self._engine.dispose()
+
+
+class _Postgresql:
+    """A server, which may be restarted behind our back."""
+
+    def __init__(self, url: sa.URL) -> None:
+        address = url.set(drivername="postgresql+asyncpg")
+        self._engine = create_async_engine(address, pool_pre_ping=True, hide_parameters=True)
+
+    async def run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(work)
 
     async def close(self) -> None:
         await self._engine.dispose()
 
 
-def tell(connection: AsyncConnection, name: str) -> None:
-    """Wake those who listen for `name`, once this transaction is durable."""
-    connection.info.setdefault(_CHANGED, set()).add(name)
+_ENGINES: Final[Mapping[str, type[_Sqlite] | type[_Postgresql]]] = {
+    "sqlite": _Sqlite,
+    "postgresql": _Postgresql,
+}
 
 
-def _engine(address: str) -> AsyncEngine:
+def _engine(address: str) -> _Sqlite | _Postgresql:
     try:
         url = sa.make_url(address)
     except sa.exc.ArgumentError:
         url = None
-    driver = _DRIVERS.get(url.get_backend_name()) if url is not None else None
-    if url is None or driver is None:
+    kind = _ENGINES.get(url.get_backend_name()) if url is not None else None
+    if url is None or kind is None:
         # The address itself may hold a password: it is not repeated.
         raise BadSettings(
             "The database's address is neither sqlite:///PATH nor postgresql://….",
             remedy="Correct CLOCHE_DATABASE, or unset it for SQLite in the data folder.",
         )
-    # A server may be restarted behind our back; a file may not.
-    pre_ping = url.get_backend_name() == "postgresql"
-    # An error is logged, and must not quote what is stored: code, variables, hashes of keys.
-    engine = create_async_engine(
-        url.set(drivername=driver), pool_pre_ping=pre_ping, hide_parameters=True
-    )
-    if engine.dialect.name == "sqlite":
-        if url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        _prepare_sqlite(engine)
-    return engine
+    return kind(url)
 
 
-def _prepare_sqlite(engine: AsyncEngine) -> None:
-    @sa.event.listens_for(engine.sync_engine, "connect")
+def _prepare_sqlite(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: object) -> None:
         # The driver would begin transactions by itself, at the wrong moment and of the wrong kind.
         connection.isolation_level = None
@@ -134,7 +217,7 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @sa.event.listens_for(engine.sync_engine, "begin")
+    @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
         # A transaction that starts as a reader and then writes cannot wait for another writer:
         # SQLite fails it at once, whatever the timeout. Writers queue up from the start.

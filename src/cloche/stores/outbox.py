@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cloche.core.job import Job
 from cloche.core.outbox import Attempt, Delivery, Fate, announce
 from cloche.core.webhook import Event
-from cloche.stores.database import Database
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.tables import deliveries, secrets
 
 _NAME: Final = "webhooks"
@@ -31,27 +30,39 @@ class Outbox:
         now = datetime.now(UTC)
         # Chosen in a transaction that only looks: it is asked every moment and mostly in vain,
         # and where much is waiting it takes a while; nobody else has to wait for it.
-        async with self._database.read() as connection:
-            in_turn = _next_in_turn(now, limit, per_receiver, per_tenant)
-            wanted = (await connection.execute(in_turn)).scalars().all()
-        if not wanted:
-            return []
-        async with self._database.write() as connection:
-            # The lock is PostgreSQL's; SQLite has one writer at a time as it is.
-            still = (
-                sa.select(deliveries.c.id)
-                .where(deliveries.c.id.in_(wanted), _is_due(now))
-                .with_for_update(skip_locked=True)
-            )
-            chosen = (await connection.execute(still)).scalars().all()
-            mine = deliveries.c.id.in_(chosen)
-            await connection.execute(
-                deliveries.update().where(mine).values(owner=owner, lease_until=now + lease)
-            )
-            held = sa.select(deliveries).where(mine).order_by(deliveries.c.next_at, deliveries.c.id)
-            return [_delivery(row) for row in await connection.execute(held)]
+        wanted = await self._choose(_next_in_turn(now, limit, per_receiver, per_tenant))
+        return await self._hold(wanted, owner, now, lease) if wanted else []
 
-    async def settle(self, owner: str, delivery_id: str, attempt: Attempt) -> None:
+    @reads
+    def _choose(self, connection: sa.Connection, in_turn: sa.Select[Any]) -> Sequence[str]:
+        return connection.execute(in_turn).scalars().all()
+
+    @writes
+    def _hold(
+        self,
+        connection: sa.Connection,
+        wanted: Sequence[str],
+        owner: str,
+        now: datetime,
+        lease: timedelta,
+    ) -> Sequence[Delivery]:
+        # The lock is PostgreSQL's; SQLite has one writer at a time as it is.
+        still = (
+            sa.select(deliveries.c.id)
+            .where(deliveries.c.id.in_(wanted), _is_due(now))
+            .with_for_update(skip_locked=True)
+        )
+        mine = deliveries.c.id.in_(connection.execute(still).scalars().all())
+        connection.execute(
+            deliveries.update().where(mine).values(owner=owner, lease_until=now + lease)
+        )
+        held = sa.select(deliveries).where(mine).order_by(deliveries.c.next_at, deliveries.c.id)
+        return [_delivery(row) for row in connection.execute(held)]
+
+    @writes
+    def settle(
+        self, connection: sa.Connection, owner: str, delivery_id: str, attempt: Attempt
+    ) -> None:
         held = (deliveries.c.id == delivery_id) & _held_by(owner)
         values = {
             "state": attempt.state,
@@ -61,45 +72,49 @@ class Outbox:
             "last_error": attempt.error,
             **_LET_GO,
         }
-        async with self._database.write() as connection:
-            await connection.execute(deliveries.update().where(held).values(values))
+        connection.execute(deliveries.update().where(held).values(values))
 
-    async def reclaim(self, owner: str) -> None:
-        async with self._database.write() as connection:
-            await connection.execute(deliveries.update().where(_held_by(owner)).values(_LET_GO))
+    @writes
+    def reclaim(self, connection: sa.Connection, owner: str) -> None:
+        connection.execute(deliveries.update().where(_held_by(owner)).values(_LET_GO))
 
-    async def of_job(self, job_id: str) -> Sequence[Delivery]:
+    @reads
+    def of_job(self, connection: sa.Connection, job_id: str) -> Sequence[Delivery]:
         query = (
             sa.select(deliveries)
             .where(deliveries.c.job_id == job_id)
             .order_by(deliveries.c.created_at, deliveries.c.id)
         )
-        async with self._database.read() as connection:
-            return [_delivery(row) for row in await connection.execute(query)]
+        return [_delivery(row) for row in connection.execute(query)]
 
     async def secret(self, proposed: str) -> str:
-        query = sa.select(secrets.c.value).where(secrets.c.name == _NAME)
-        async with self._database.read() as connection:
-            found: str | None = (await connection.execute(query)).scalar_one_or_none()
-        if found is not None:
+        if (found := await self._secret()) is not None:
             return found
         try:
-            async with self._database.write() as connection:
-                await connection.execute(secrets.insert().values(name=_NAME, value=proposed))
+            await self._keep_secret(proposed)
         except sa.exc.IntegrityError:  # Another server was first.
             return await self.secret(proposed)
         return proposed
+
+    @reads
+    def _secret(self, connection: sa.Connection) -> str | None:
+        query = sa.select(secrets.c.value).where(secrets.c.name == _NAME)
+        return connection.execute(query).scalar_one_or_none()
+
+    @writes
+    def _keep_secret(self, connection: sa.Connection, value: str) -> None:
+        connection.execute(secrets.insert().values(name=_NAME, value=value))
 
 
 _LET_GO: dict[str, Any] = {"owner": "", "lease_until": None}
 
 
-async def add_delivery(connection: AsyncConnection, job: Job, event: Event) -> None:
+def add_delivery(connection: sa.Connection, job: Job, event: Event) -> None:
     """Note, within the transaction that changes a job, that its receiver is to be told."""
     delivery = announce(job, event, datetime.now(UTC))
     if delivery is None:
         return
-    await connection.execute(
+    connection.execute(
         deliveries.insert().values(
             id=delivery.id,
             job_id=delivery.job_id,

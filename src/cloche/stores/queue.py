@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cloche.core.access import Caller
 from cloche.core.errors import BadRequest, IdempotencyConflict, JobNotOver, LeaseLost, NoSuchJob
 from cloche.core.job import Job, Outcome, Reason, Request, State
 from cloche.core.meters import UNMETERED, Meters
@@ -22,7 +22,8 @@ from cloche.core.quota import Quota
 from cloche.core.record import Entry
 from cloche.core.rung import Rung
 from cloche.stores import quotas
-from cloche.stores.database import Database
+from cloche.stores.access import add_audit
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.outbox import add_delivery
 from cloche.stores.record import add_entries
 from cloche.stores.tables import Moment, jobs
@@ -39,35 +40,60 @@ class Queue:
         self._quota = quota or Quota()
         """What a tenant may have that has no quota of its own."""
 
-    async def submit(self, tenant: str, request: Request, *, traceparent: str = "") -> Submitted:
-        job_id = secrets.token_hex(8)
+    async def submit(
+        self,
+        tenant: str,
+        request: Request,
+        *,
+        by: Caller | None = None,
+        traceparent: str = "",
+    ) -> Submitted:
+        try:
+            return await self._submit(tenant, request, by, traceparent)
+        except sa.exc.IntegrityError:
+            return await self._earlier(tenant, request)
+
+    @writes
+    def _submit(
+        self,
+        connection: sa.Connection,
+        tenant: str,
+        request: Request,
+        by: Caller | None,
+        traceparent: str,
+    ) -> Submitted:
+        job = Job(
+            id=secrets.token_hex(8),
+            tenant=tenant,
+            request=request,
+            state=State.QUEUED,
+            created_at=datetime.now(UTC),
+        )
         row = {
-            "id": job_id,
+            "id": job.id,
             "tenant": tenant,
             "request": request.model_dump(mode="json", exclude_defaults=True),
             "labels": dict(request.labels),
             "idempotency_key": request.idempotency_key,
-            "state": State.QUEUED,
+            "state": job.state,
             "priority": request.priority,
-            "created_at": datetime.now(UTC),
+            "created_at": job.created_at,
         }
-        try:
-            async with self._database.write() as connection:
-                await quotas.lock(connection, tenant)
-                await connection.execute(jobs.insert().values(row))
-                # After the insert: a job that was submitted before needs no room.
-                await quotas.admit(connection, tenant, request.limits, self._quota)
-                body = {"traceparent": traceparent} if traceparent else {}
-                await add_entries(connection, job_id, [Entry(kind="submitted", body=body)])
-                return Submitted(job=await _get(connection, job_id), created=True)
-        except sa.exc.IntegrityError:
-            return await self._earlier(tenant, request)
+        quotas.lock(connection, tenant)
+        connection.execute(jobs.insert().values(row))
+        # After the insert: a job that was submitted before needs no room.
+        quotas.admit(connection, tenant, request.limits, self._quota)
+        body = {"traceparent": traceparent} if traceparent else {}
+        add_entries(connection, job.id, [Entry(kind="submitted", body=body)], are_first=True)
+        if by is not None:
+            add_audit(connection, by, "job.create", job.id)
+        return Submitted(job=job, created=True)
 
-    async def _earlier(self, tenant: str, request: Request) -> Submitted:
+    @reads
+    def _earlier(self, connection: sa.Connection, tenant: str, request: Request) -> Submitted:
         """Return the job that the same key made before."""
         same = (jobs.c.tenant == tenant) & (jobs.c.idempotency_key == request.idempotency_key)
-        async with self._database.read() as connection:
-            found = (await connection.execute(sa.select(jobs).where(same))).one()
+        found = connection.execute(sa.select(jobs).where(same)).one()
         job = _job(found)
         if job.request != request:
             raise IdempotencyConflict(
@@ -76,12 +102,19 @@ class Queue:
             )
         return Submitted(job=job, created=False)
 
-    async def get(self, job_id: str, *, tenant: str | None = None) -> Job:
-        async with self._database.read() as connection:
-            return await _get(connection, job_id, tenant)
+    @reads
+    def get(self, connection: sa.Connection, job_id: str, *, tenant: str | None = None) -> Job:
+        return _get(connection, job_id, tenant)
 
-    async def list(
-        self, *, tenant: str | None, where: Filter, cursor: str | None = None, limit: int = 50
+    @reads
+    def list(
+        self,
+        connection: sa.Connection,
+        *,
+        tenant: str | None,
+        where: Filter,
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> Page:
         query = sa.select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
         if tenant is not None:
@@ -94,59 +127,81 @@ class Queue:
             created_at, job_id = _parse_cursor(cursor)
             older = jobs.c.created_at < created_at
             query = query.where(older | ((jobs.c.created_at == created_at) & (jobs.c.id < job_id)))
-        async with self._database.read() as connection:
-            rows = (await connection.execute(query.limit(limit + 1))).all()
+        rows = connection.execute(query.limit(limit + 1)).all()
         found = tuple(_job(row) for row in rows[:limit])
         return Page(jobs=found, next_cursor=_cursor(found[-1]) if len(rows) > limit else None)
 
     async def acquire(
         self, worker: str, *, lease: timedelta, limit: int, per_tenant: int
     ) -> Sequence[Job]:
-        now = datetime.now(UTC)
-        async with self._database.write() as connection:
-            # The lock is PostgreSQL's; SQLite has one writer at a time as it is.
-            ids = (
-                sa.select(jobs.c.id)
-                .where(jobs.c.id.in_(_next_in_turn(limit, per_tenant)))
-                .where(jobs.c.state == State.QUEUED)
-                .with_for_update(skip_locked=True)
-            )
-            chosen = (await connection.execute(ids)).scalars().all()
-            if not chosen:
-                return []
-            await connection.execute(
-                jobs.update()
-                .where(jobs.c.id.in_(chosen))
-                .values(
-                    state=State.RUNNING,
-                    worker=worker,
-                    lease_until=now + lease,
-                    attempt=jobs.c.attempt + 1,
-                    started_at=sa.func.coalesce(jobs.c.started_at, sa.bindparam(None, now, Moment)),
-                )
-            )
-            taken = sa.select(jobs).where(jobs.c.id.in_(chosen))
-            in_turn = taken.order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
-            found = [_job(row) for row in await connection.execute(in_turn)]
-            for job in found:
-                body = {"worker": worker, "attempt": job.attempt}
-                await add_entries(connection, job.id, [Entry(kind="started", body=body)])
-                if job.attempt == 1:  # A restart of ours is no news.
-                    await add_delivery(connection, job, "started")
-        for job in found:
+        taken = await self._acquire(worker, lease, limit, per_tenant)
+        for job in taken:
             self._meters.job_started(job)
+        return taken
+
+    @writes
+    def _acquire(
+        self,
+        connection: sa.Connection,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        per_tenant: int,
+    ) -> Sequence[Job]:
+        now = datetime.now(UTC)
+        # The lock is PostgreSQL's; SQLite has one writer at a time as it is.
+        ids = (
+            sa.select(jobs.c.id)
+            .where(jobs.c.id.in_(_next_in_turn(limit, per_tenant)))
+            .where(jobs.c.state == State.QUEUED)
+            .with_for_update(skip_locked=True)
+        )
+        chosen = connection.execute(ids).scalars().all()
+        if not chosen:
+            return []
+        connection.execute(
+            jobs.update()
+            .where(jobs.c.id.in_(chosen))
+            .values(
+                state=State.RUNNING,
+                worker=worker,
+                lease_until=now + lease,
+                attempt=jobs.c.attempt + 1,
+                started_at=sa.func.coalesce(jobs.c.started_at, sa.bindparam(None, now, Moment)),
+            )
+        )
+        taken = sa.select(jobs).where(jobs.c.id.in_(chosen))
+        in_turn = taken.order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
+        found = [_job(row) for row in connection.execute(in_turn)]
+        for job in found:
+            body = {"worker": worker, "attempt": job.attempt}
+            add_entries(connection, job.id, [Entry(kind="started", body=body)])
+            if job.attempt == 1:  # A restart of ours is no news.
+                add_delivery(connection, job, "started")
         return found
 
-    async def renew(self, worker: str, job_ids: Sequence[str], *, lease: timedelta) -> set[str]:
+    @writes
+    def renew(
+        self, connection: sa.Connection, worker: str, job_ids: Sequence[str], *, lease: timedelta
+    ) -> set[str]:
         held = jobs.c.id.in_(job_ids) & _held_by(worker)
-        async with self._database.write() as connection:
-            until = datetime.now(UTC) + lease
-            await connection.execute(jobs.update().where(held).values(lease_until=until))
-            return set((await connection.execute(sa.select(jobs.c.id).where(held))).scalars())
+        until = datetime.now(UTC) + lease
+        connection.execute(jobs.update().where(held).values(lease_until=until))
+        return set(connection.execute(sa.select(jobs.c.id).where(held)).scalars())
 
-    async def place(self, worker: str, job_id: str, *, machine: str, rung: Rung) -> None:
-        async with self._database.write() as connection:
-            await _change(connection, worker, job_id, {"machine": machine, "rung": rung})
+    @writes
+    def place(
+        self,
+        connection: sa.Connection,
+        worker: str,
+        job_id: str,
+        *,
+        machine: str,
+        rung: Rung,
+        entry: Entry,
+    ) -> None:
+        _change(connection, worker, job_id, {"machine": machine, "rung": rung})
+        add_entries(connection, job_id, [entry])
 
     async def finish(
         self,
@@ -154,8 +209,24 @@ class Queue:
         job_id: str,
         outcome: Outcome,
         *,
+        entries: Sequence[Entry] = (),
         cpu_s: float = 0.0,
         kept_bytes: int = 0,
+    ) -> Job:
+        job = await self._finish(worker, job_id, outcome, entries, cpu_s, kept_bytes)
+        self._meters.job_finished(job)
+        return job
+
+    @writes
+    def _finish(
+        self,
+        connection: sa.Connection,
+        worker: str,
+        job_id: str,
+        outcome: Outcome,
+        entries: Sequence[Entry],
+        cpu_s: float,
+        kept_bytes: int,
     ) -> Job:
         values = {
             "state": outcome.state,
@@ -166,106 +237,109 @@ class Queue:
             "lease_until": None,
             "worker": "",
         }
-        async with self._database.write() as connection:
-            await _change(connection, worker, job_id, values)
-            await _tell_the_end(connection, job_id, outcome)
-            job = await _get(connection, job_id)
-            await quotas.charge(connection, job.tenant, cpu_s)
-            if kept_bytes:
-                await quotas.keep(connection, job.tenant, job_id, kept_bytes)
-        self._meters.job_finished(job)
+        _change(connection, worker, job_id, values)
+        job = _tell_the_end(connection, job_id, outcome, entries)
+        quotas.charge(connection, job.tenant, cpu_s)
+        if kept_bytes:
+            quotas.keep(connection, job.tenant, job_id, kept_bytes)
         return job
 
-    async def release(self, worker: str, job_id: str) -> None:
+    @writes
+    def release(self, connection: sa.Connection, worker: str, job_id: str) -> None:
         held = (jobs.c.id == job_id) & _held_by(worker)
-        async with self._database.write() as connection:
-            await connection.execute(jobs.update().where(held).values(_BACK_IN_THE_QUEUE))
+        connection.execute(jobs.update().where(held).values(_BACK_IN_THE_QUEUE))
 
     async def cancel(self, job_id: str, *, tenant: str | None = None) -> Job:
-        async with self._database.write() as connection:
-            await _get(connection, job_id, tenant)
-            mine = jobs.c.id == job_id
-            await connection.execute(
-                jobs.update()
-                .where(mine & (jobs.c.state == State.RUNNING))
-                .values(cancel_requested=True)
-            )
-            # One that ran before, and may have a machine yet, is ended by a worker.
-            fresh = mine & (jobs.c.state == State.QUEUED) & (jobs.c.machine == "")
-            ended = await connection.execute(
-                jobs.update()
-                .where(fresh)
-                .values(
-                    state=State.CANCELLED,
-                    reason=Reason.CANCELLED,
-                    cancel_requested=True,
-                    finished_at=datetime.now(UTC),
-                )
-            )
-            if ended.rowcount:
-                await _tell_the_end(connection, job_id, _CANCELLED)
-            waiting = mine & (jobs.c.state == State.QUEUED)
-            await connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
-            job = await _get(connection, job_id)
-        if ended.rowcount:
+        job, ended = await self._cancel(job_id, tenant)
+        if ended:
             self._meters.job_finished(job)
         return job
 
-    async def cancelled(self, worker: str) -> set[str]:
+    @writes
+    def _cancel(
+        self, connection: sa.Connection, job_id: str, tenant: str | None
+    ) -> tuple[Job, bool]:
+        """Return the job as it is now, and whether this ended it."""
+        _get(connection, job_id, tenant)
+        mine = jobs.c.id == job_id
+        connection.execute(
+            jobs.update()
+            .where(mine & (jobs.c.state == State.RUNNING))
+            .values(cancel_requested=True)
+        )
+        # One that ran before, and may have a machine yet, is ended by a worker.
+        fresh = mine & (jobs.c.state == State.QUEUED) & (jobs.c.machine == "")
+        ended = connection.execute(
+            jobs.update()
+            .where(fresh)
+            .values(
+                state=State.CANCELLED,
+                reason=Reason.CANCELLED,
+                cancel_requested=True,
+                finished_at=datetime.now(UTC),
+            )
+        )
+        if ended.rowcount:
+            _tell_the_end(connection, job_id, _CANCELLED)
+        waiting = mine & (jobs.c.state == State.QUEUED)
+        connection.execute(jobs.update().where(waiting).values(cancel_requested=True))
+        return _get(connection, job_id), bool(ended.rowcount)
+
+    @reads
+    def cancelled(self, connection: sa.Connection, worker: str) -> set[str]:
         query = sa.select(jobs.c.id).where(_held_by(worker), jobs.c.cancel_requested)
-        async with self._database.read() as connection:
-            return set((await connection.execute(query)).scalars())
+        return set(connection.execute(query).scalars())
 
-    async def reclaim(self, worker: str) -> int:
-        async with self._database.write() as connection:
-            held = (
-                await connection.execute(sa.select(jobs.c.id).where(_held_by(worker)))
-            ).scalars()
-            return len(await _put_back(connection, held.all(), "the server was restarted"))
+    @writes
+    def reclaim(self, connection: sa.Connection, worker: str) -> int:
+        held = (connection.execute(sa.select(jobs.c.id).where(_held_by(worker)))).scalars()
+        return len(_put_back(connection, held.all(), "the server was restarted"))
 
-    async def machines(self) -> set[str]:
+    @reads
+    def machines(self, connection: sa.Connection) -> set[str]:
         waiting = jobs.c.state.in_([State.QUEUED, State.RUNNING])
         query = sa.select(jobs.c.machine).where(waiting, jobs.c.machine != "")
-        async with self._database.read() as connection:
-            return set((await connection.execute(query)).scalars())
+        return set(connection.execute(query).scalars())
 
-    async def over_before(self, moment: datetime, *, limit: int) -> Sequence[str]:
+    @reads
+    def over_before(
+        self, connection: sa.Connection, moment: datetime, *, limit: int
+    ) -> Sequence[str]:
         query = (
             sa.select(jobs.c.id)
             .where(jobs.c.finished_at < moment, jobs.c.state.in_(_FINAL))
             .order_by(jobs.c.finished_at)
             .limit(limit)
         )
-        async with self._database.read() as connection:
-            return (await connection.execute(query)).scalars().all()
+        return connection.execute(query).scalars().all()
 
-    async def known(self, job_ids: Sequence[str]) -> set[str]:
+    @reads
+    def known(self, connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
         query = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids))
-        async with self._database.read() as connection:
-            return set((await connection.execute(query)).scalars())
+        return set(connection.execute(query).scalars())
 
-    async def reap(self) -> Sequence[Job]:
+    @writes
+    def reap(self, connection: sa.Connection) -> Sequence[Job]:
         expired = (jobs.c.state == State.RUNNING) & (jobs.c.lease_until < datetime.now(UTC))
-        async with self._database.write() as connection:
-            ids = sa.select(jobs.c.id).where(expired).with_for_update(skip_locked=True)
-            chosen = (await connection.execute(ids)).scalars().all()
-            return await _put_back(connection, chosen, "its worker fell silent")
+        ids = sa.select(jobs.c.id).where(expired).with_for_update(skip_locked=True)
+        chosen = connection.execute(ids).scalars().all()
+        return _put_back(connection, chosen, "its worker fell silent")
 
-    async def delete(self, job_id: str, *, tenant: str | None = None) -> None:
-        async with self._database.write() as connection:
-            job = await _get(connection, job_id, tenant)
-            if not job.state.final:
-                raise JobNotOver(
-                    f"Job {job_id} is {job.state}.", remedy="Cancel it first, or wait for its end."
-                )
-            gone = await connection.execute(jobs.delete().where(jobs.c.id == job_id))
-            if gone.rowcount == 0:
-                await _get(connection, job_id, tenant)  # Someone was faster: there is none.
+    @writes
+    def delete(self, connection: sa.Connection, job_id: str, *, tenant: str | None = None) -> None:
+        job = _get(connection, job_id, tenant)
+        if not job.state.final:
+            raise JobNotOver(
+                f"Job {job_id} is {job.state}.", remedy="Cancel it first, or wait for its end."
+            )
+        gone = connection.execute(jobs.delete().where(jobs.c.id == job_id))
+        if gone.rowcount == 0:
+            _get(connection, job_id, tenant)  # Someone was faster: there is none.
 
-    async def counts(self) -> Mapping[State, int]:
+    @reads
+    def counts(self, connection: sa.Connection) -> Mapping[State, int]:
         query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
-        async with self._database.read() as connection:
-            found = {State(state): count for state, count in await connection.execute(query)}
+        found = {State(state): count for state, count in connection.execute(query)}
         return {state: found.get(state, 0) for state in State}
 
 
@@ -274,10 +348,15 @@ _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED)
 _BACK_IN_THE_QUEUE: dict[str, Any] = {"state": State.QUEUED, "worker": "", "lease_until": None}
 
 
-async def _tell_the_end(connection: AsyncConnection, job_id: str, outcome: Outcome) -> None:
+def _tell_the_end(
+    connection: sa.Connection, job_id: str, outcome: Outcome, before: Sequence[Entry] = ()
+) -> Job:
     """Note in the transaction that ends a job, after the change, that it is over."""
-    await add_entries(connection, job_id, [Entry(kind="finished", body=asdict(outcome))])
-    await add_delivery(connection, await _get(connection, job_id), "finished")
+    finished = Entry(kind="finished", body=asdict(outcome))
+    add_entries(connection, job_id, [*before, finished])
+    job = _get(connection, job_id)
+    add_delivery(connection, job, "finished")
+    return job
 
 
 def _next_in_turn(limit: int, per_tenant: int) -> sa.ScalarSelect[str]:
@@ -308,23 +387,21 @@ def _next_in_turn(limit: int, per_tenant: int) -> sa.ScalarSelect[str]:
     )
 
 
-async def _put_back(connection: AsyncConnection, job_ids: Sequence[str], why: str) -> list[Job]:
+def _put_back(connection: sa.Connection, job_ids: Sequence[str], why: str) -> list[Job]:
     mine = jobs.c.id.in_(job_ids)
-    await connection.execute(jobs.update().where(mine).values(_BACK_IN_THE_QUEUE))
+    connection.execute(jobs.update().where(mine).values(_BACK_IN_THE_QUEUE))
     for job_id in job_ids:
-        await add_entries(connection, job_id, [Entry(kind="retried", body={"why": why})])
-    return [_job(row) for row in await connection.execute(sa.select(jobs).where(mine))]
+        add_entries(connection, job_id, [Entry(kind="retried", body={"why": why})])
+    return [_job(row) for row in connection.execute(sa.select(jobs).where(mine))]
 
 
 def _held_by(worker: str) -> sa.ColumnElement[bool]:
     return (jobs.c.worker == worker) & (jobs.c.state == State.RUNNING)
 
 
-async def _change(
-    connection: AsyncConnection, worker: str, job_id: str, values: Mapping[str, Any]
-) -> None:
+def _change(connection: sa.Connection, worker: str, job_id: str, values: Mapping[str, Any]) -> None:
     held = (jobs.c.id == job_id) & _held_by(worker)
-    done = await connection.execute(jobs.update().where(held).values(dict(values)))
+    done = connection.execute(jobs.update().where(held).values(dict(values)))
     if done.rowcount != 1:
         raise LeaseLost(
             f"Job {job_id} is no longer held by {worker}.",
@@ -332,11 +409,11 @@ async def _change(
         )
 
 
-async def _get(connection: AsyncConnection, job_id: str, tenant: str | None = None) -> Job:
+def _get(connection: sa.Connection, job_id: str, tenant: str | None = None) -> Job:
     query = sa.select(jobs).where(jobs.c.id == job_id)
     if tenant is not None:
         query = query.where(jobs.c.tenant == tenant)
-    row = (await connection.execute(query)).one_or_none()
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NoSuchJob(f"There is no job {job_id!r}.", remedy="List your jobs for their ids.")
     return _job(row)

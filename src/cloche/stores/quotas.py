@@ -14,13 +14,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cloche.core.job import Limits, State
 from cloche.core.quota import Month, Quota, Tenant, Usage
 from cloche.core.spec import SandboxSpec
 from cloche.core.standing import Condition
-from cloche.stores.database import Database
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.tables import (
     jobs,
     kept_artifacts,
@@ -47,47 +46,47 @@ class Quotas:
         self._database = database
         self._default = default
 
-    async def of(self, tenant: str) -> Quota:
-        async with self._database.read() as connection:
-            return await quota_of(connection, tenant, self._default)
+    @reads
+    def of(self, connection: sa.Connection, tenant: str) -> Quota:
+        return quota_of(connection, tenant, self._default)
 
-    async def overrides(self, tenant: str) -> Mapping[str, Any]:
-        async with self._database.read() as connection:
-            return await _overrides(connection, tenant)
+    @reads
+    def overrides(self, connection: sa.Connection, tenant: str) -> Mapping[str, Any]:
+        return _overrides(connection, tenant)
 
-    async def override(self, tenant: str, values: Mapping[str, Any]) -> None:
-        async with self._database.write() as connection:
-            await lock(connection, tenant)
-            await connection.execute(quotas.delete().where(quotas.c.tenant == tenant))
-            if values:
-                row = {"tenant": tenant, "overrides": dict(values)}
-                await connection.execute(quotas.insert().values(row))
+    @writes
+    def override(self, connection: sa.Connection, tenant: str, values: Mapping[str, Any]) -> None:
+        lock(connection, tenant)
+        connection.execute(quotas.delete().where(quotas.c.tenant == tenant))
+        if values:
+            row = {"tenant": tenant, "overrides": dict(values)}
+            connection.execute(quotas.insert().values(row))
 
-    async def usage(self, tenant: str) -> Usage:
-        async with self._database.read() as connection:
-            return Usage(
-                jobs=await _active(connection, tenant),
-                sandboxes=await standing(connection, tenant),
-                cpu_s=await _cpu_s(connection, tenant, datetime.now(UTC)),
-                storage_bytes=await _held(connection, tenant),
-            )
+    @reads
+    def usage(self, connection: sa.Connection, tenant: str) -> Usage:
+        return Usage(
+            jobs=_active(connection, tenant),
+            sandboxes=standing(connection, tenant),
+            cpu_s=_cpu_s(connection, tenant, datetime.now(UTC)),
+            storage_bytes=_held(connection, tenant),
+        )
 
-    async def tenants(self) -> Sequence[Tenant]:
+    @reads
+    def tenants(self, connection: sa.Connection) -> Sequence[Tenant]:
         in_force = keys.c.revoked_at.is_(None)
         this_month = processor_time.c.day >= Month.of(datetime.now(UTC)).since.date()
         cpu_ms = sa.func.sum(processor_time.c.cpu_ms)
-        async with self._database.read() as connection:
-            having_keys = await _by_tenant(connection, keys, sa.func.count(), in_force)
-            having_sandboxes = await _by_tenant(connection, sandboxes, sa.func.count(), _STANDING)
-            having_jobs = await _by_tenant(connection, jobs, sa.func.count(), _ACTIVE)
-            spending = await _by_tenant(connection, processor_time, cpu_ms, this_month)
-            holding: Counter[str] = Counter()
-            for table in _HELD:
-                total = sa.func.sum(table.c.size)
-                holding.update(await _by_tenant(connection, table, total, sa.true()))
-            rows = (await connection.execute(sa.select(quotas))).all()
-            names = sa.union(*(sa.select(table.c.tenant) for table in _TABLES))
-            everyone = set((await connection.execute(names)).scalars())
+        having_keys = _by_tenant(connection, keys, sa.func.count(), in_force)
+        having_sandboxes = _by_tenant(connection, sandboxes, sa.func.count(), _STANDING)
+        having_jobs = _by_tenant(connection, jobs, sa.func.count(), _ACTIVE)
+        spending = _by_tenant(connection, processor_time, cpu_ms, this_month)
+        holding: Counter[str] = Counter()
+        for table in _HELD:
+            total = sa.func.sum(table.c.size)
+            holding.update(_by_tenant(connection, table, total, sa.true()))
+        rows = connection.execute(sa.select(quotas)).all()
+        names = sa.union(*(sa.select(table.c.tenant) for table in _TABLES))
+        everyone = set(connection.execute(names).scalars())
         overrides = {row.tenant: row.overrides for row in rows}
         return [
             Tenant(
@@ -104,31 +103,31 @@ class Quotas:
             for name in sorted(everyone)
         ]
 
-    async def charge(self, tenant: str, cpu_s: float) -> None:
-        async with self._database.write() as connection:
-            await charge(connection, tenant, cpu_s)
+    @writes
+    def charge(self, connection: sa.Connection, tenant: str, cpu_s: float) -> None:
+        charge(connection, tenant, cpu_s)
 
 
-async def lock(connection: AsyncConnection, tenant: str) -> None:
+def lock(connection: sa.Connection, tenant: str) -> None:
     """Let nobody else count or add what is this tenant's until our transaction ends."""
     # SQLite has one writer at a time as it is.
     if connection.dialect.name == "postgresql":
         ours = sa.func.pg_advisory_xact_lock(_LOCK, sa.func.hashtext(tenant))
-        await connection.execute(sa.select(ours))
+        connection.execute(sa.select(ours))
 
 
-async def quota_of(connection: AsyncConnection, tenant: str, default: Quota) -> Quota:
-    return default.overlaid(await _overrides(connection, tenant))
+def quota_of(connection: sa.Connection, tenant: str, default: Quota) -> Quota:
+    return default.overlaid(_overrides(connection, tenant))
 
 
-async def admit(connection: AsyncConnection, tenant: str, limits: Limits, default: Quota) -> None:
+def admit(connection: sa.Connection, tenant: str, limits: Limits, default: Quota) -> None:
     """Check a job that was just added, by a transaction that has locked the tenant.
 
     Raises:
         QuotaExceeded: the tenant has all it may have.
         LimitsOverQuota: the job's machine is larger than the tenant may ask for.
     """
-    quota = await quota_of(connection, tenant, default)
+    quota = quota_of(connection, tenant, default)
     quota.check_machine(
         vcpus=limits.vcpus,
         memory_mib=limits.memory_mib,
@@ -136,14 +135,14 @@ async def admit(connection: AsyncConnection, tenant: str, limits: Limits, defaul
         wall_s=limits.wall_s,
     )
     if quota.jobs is not None:
-        quota.check_jobs(await _active(connection, tenant) - 1)
-    await _check_cpu(connection, tenant, quota)
+        quota.check_jobs(_active(connection, tenant) - 1)
+    _check_cpu(connection, tenant, quota)
     if quota.storage_mib is not None:
-        quota.check_storage(await _held(connection, tenant))
+        quota.check_storage(_held(connection, tenant))
 
 
-async def admit_sandbox(
-    connection: AsyncConnection, tenant: str, spec: SandboxSpec, default: Quota
+def admit_sandbox(
+    connection: sa.Connection, tenant: str, spec: SandboxSpec, default: Quota
 ) -> None:
     """Check a sandbox that is to be added, by a transaction that has locked the tenant.
 
@@ -151,91 +150,91 @@ async def admit_sandbox(
         QuotaExceeded: the tenant has all it may have.
         LimitsOverQuota: the machine is larger than the tenant may ask for.
     """
-    quota = await quota_of(connection, tenant, default)
+    quota = quota_of(connection, tenant, default)
     quota.check_machine(vcpus=spec.vcpus, memory_mib=spec.memory_mib, disk_mib=spec.disk_mib)
     if quota.sandboxes is not None:
-        quota.check_sandboxes(await standing(connection, tenant))
-    await _check_cpu(connection, tenant, quota)
+        quota.check_sandboxes(standing(connection, tenant))
+    _check_cpu(connection, tenant, quota)
 
 
-async def _check_cpu(connection: AsyncConnection, tenant: str, quota: Quota) -> None:
+def _check_cpu(connection: sa.Connection, tenant: str, quota: Quota) -> None:
     if quota.cpu_s is not None:
         now = datetime.now(UTC)
-        quota.check_cpu(await _cpu_s(connection, tenant, now), now)
+        quota.check_cpu(_cpu_s(connection, tenant, now), now)
 
 
-async def standing(connection: AsyncConnection, tenant: str) -> int:
+def standing(connection: sa.Connection, tenant: str) -> int:
     """Count a tenant's sandboxes that have not ended."""
     query = sa.select(sa.func.count()).select_from(sandboxes)
     mine = query.where(sandboxes.c.tenant == tenant, _STANDING)
-    return (await connection.execute(mine)).scalar_one()
+    return connection.execute(mine).scalar_one()
 
 
-async def charge(connection: AsyncConnection, tenant: str, cpu_s: float) -> None:
+def charge(connection: sa.Connection, tenant: str, cpu_s: float) -> None:
     """Add processor time to today's."""
     # Part of it may be a guest's word.
     cpu_ms = round(min(max(cpu_s, 0.0), _MOST_CPU_S) * 1000) if math.isfinite(cpu_s) else 0
     if not cpu_ms:
         return
-    await lock(connection, tenant)
+    lock(connection, tenant)
     today = datetime.now(UTC).date()
     row = {"tenant": tenant, "day": today}
     mine = (processor_time.c.tenant == tenant) & (processor_time.c.day == today)
     more = processor_time.update().where(mine).values(cpu_ms=processor_time.c.cpu_ms + cpu_ms)
-    if not (await connection.execute(more)).rowcount:
-        await connection.execute(processor_time.insert().values(**row, cpu_ms=cpu_ms))
+    if not connection.execute(more).rowcount:
+        connection.execute(processor_time.insert().values(**row, cpu_ms=cpu_ms))
 
 
-async def keep(connection: AsyncConnection, tenant: str, job_id: str, size: int) -> None:
+def keep(connection: sa.Connection, tenant: str, job_id: str, size: int) -> None:
     """Count a job's artifacts, whatever the quota: they are there when they are counted."""
     row = {"job_id": job_id, "tenant": tenant, "size": size}
-    await connection.execute(kept_artifacts.insert().values(row))
+    connection.execute(kept_artifacts.insert().values(row))
 
 
-async def admit_upload(connection: AsyncConnection, tenant: str, size: int, default: Quota) -> None:
+def admit_upload(connection: sa.Connection, tenant: str, size: int, default: Quota) -> None:
     """Check an upload that is to be added, by a transaction that has locked the tenant.
 
     Raises:
         QuotaExceeded: there is no room for it.
     """
-    quota = await quota_of(connection, tenant, default)
+    quota = quota_of(connection, tenant, default)
     if quota.storage_mib is not None:
-        quota.check_storage(await _held(connection, tenant), size)
+        quota.check_storage(_held(connection, tenant), size)
 
 
-async def _overrides(connection: AsyncConnection, tenant: str) -> Mapping[str, Any]:
+def _overrides(connection: sa.Connection, tenant: str) -> Mapping[str, Any]:
     query = sa.select(quotas.c.overrides).where(quotas.c.tenant == tenant)
-    found: Mapping[str, Any] | None = (await connection.execute(query)).scalar_one_or_none()
+    found: Mapping[str, Any] | None = connection.execute(query).scalar_one_or_none()
     return found or {}
 
 
-async def _active(connection: AsyncConnection, tenant: str) -> int:
+def _active(connection: sa.Connection, tenant: str) -> int:
     query = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.tenant == tenant, _ACTIVE)
-    return (await connection.execute(query)).scalar_one()
+    return connection.execute(query).scalar_one()
 
 
-async def _cpu_s(connection: AsyncConnection, tenant: str, now: datetime) -> float:
+def _cpu_s(connection: sa.Connection, tenant: str, now: datetime) -> float:
     query = sa.select(sa.func.coalesce(sa.func.sum(processor_time.c.cpu_ms), 0)).where(
         processor_time.c.tenant == tenant, processor_time.c.day >= Month.of(now).since.date()
     )
-    return int((await connection.execute(query)).scalar_one()) / 1000
+    return int(connection.execute(query).scalar_one()) / 1000
 
 
-async def _held(connection: AsyncConnection, tenant: str) -> int:
-    return sum([await _size_of(connection, table, tenant) for table in _HELD])
+def _held(connection: sa.Connection, tenant: str) -> int:
+    return sum([_size_of(connection, table, tenant) for table in _HELD])
 
 
-async def _size_of(connection: AsyncConnection, table: sa.Table, tenant: str) -> int:
+def _size_of(connection: sa.Connection, table: sa.Table, tenant: str) -> int:
     total = sa.func.coalesce(sa.func.sum(table.c.size), 0)
     query = sa.select(total).where(table.c.tenant == tenant)
-    return int((await connection.execute(query)).scalar_one())
+    return int(connection.execute(query).scalar_one())
 
 
-async def _by_tenant(
-    connection: AsyncConnection,
+def _by_tenant(
+    connection: sa.Connection,
     table: sa.Table,
     total: sa.ColumnElement[Any],
     where: sa.ColumnElement[bool],
 ) -> dict[str, int]:
     query = sa.select(table.c.tenant, total).where(where).group_by(table.c.tenant)
-    return {tenant: int(count) for tenant, count in await connection.execute(query)}
+    return {tenant: int(count) for tenant, count in connection.execute(query)}

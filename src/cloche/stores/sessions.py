@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from cloche.core.access import ENVIRONMENT, Role
 from cloche.core.session import LINK_LIFE, SESSION_AT_MOST, SESSION_LIFE, Link, Session
-from cloche.stores.database import Database
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.tables import browser_sessions, keys, login_links
 
 _TOUCH = timedelta(minutes=5)
@@ -24,7 +24,8 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def link(self, *, key_id: str, tenant: str, role: Role) -> Link:
+    @writes
+    def link(self, connection: sa.Connection, *, key_id: str, tenant: str, role: Role) -> Link:
         now = datetime.now(UTC)
         link = Link(token=secrets.token_urlsafe(32), role=role, expires_at=now + LINK_LIFE)
         row = {
@@ -34,57 +35,59 @@ class Sessions:
             "role": role,
             "expires_at": link.expires_at,
         }
-        async with self._database.write() as connection:
-            for table in (login_links, browser_sessions):
-                await connection.execute(table.delete().where(table.c.expires_at <= now))
-            await connection.execute(login_links.insert().values(row))
+        for table in (login_links, browser_sessions):
+            connection.execute(table.delete().where(table.c.expires_at <= now))
+        connection.execute(login_links.insert().values(row))
         return link
 
-    async def open(self, token: str) -> tuple[str, Session] | None:
+    @writes
+    def open(self, connection: sa.Connection, token: str) -> tuple[str, Session] | None:
         now = datetime.now(UTC)
         mine = login_links.c.hash == _hash(token)
-        async with self._database.write() as connection:
-            row = (
-                await connection.execute(sa.select(login_links).where(mine, *_good(login_links)))
-            ).one_or_none()
-            # Of two that come at once, one deletes it.
-            if (
-                row is None
-                or not (await connection.execute(login_links.delete().where(mine))).rowcount
-            ):
-                return None
-            secret = secrets.token_urlsafe(32)
-            values = {
-                "key_id": row.key_id,
-                "tenant": row.tenant,
-                "role": row.role,
-                "expires_at": now + SESSION_LIFE,
-            }
-            await connection.execute(
-                browser_sessions.insert().values(hash=_hash(secret), created_at=now, **values)
-            )
+        row = (
+            connection.execute(sa.select(login_links).where(mine, *_good(login_links)))
+        ).one_or_none()
+        # Of two that come at once, one deletes it.
+        if row is None or not connection.execute(login_links.delete().where(mine)).rowcount:
+            return None
+        secret = secrets.token_urlsafe(32)
+        values = {
+            "key_id": row.key_id,
+            "tenant": row.tenant,
+            "role": row.role,
+            "expires_at": now + SESSION_LIFE,
+        }
+        connection.execute(
+            browser_sessions.insert().values(hash=_hash(secret), created_at=now, **values)
+        )
         return secret, Session(**{**values, "role": Role(row.role)})
 
     async def identify(self, secret: str) -> Session | None:
         mine = browser_sessions.c.hash == _hash(secret)
-        query = sa.select(browser_sessions).where(mine, *_good(browser_sessions))
-        async with self._database.read() as connection:
-            row = (await connection.execute(query)).one_or_none()
+        row = await self._find(mine)
         if row is None:
             return None
         expires_at = min(datetime.now(UTC) + SESSION_LIFE, row.created_at + SESSION_AT_MOST)
         if expires_at - row.expires_at < _TOUCH:
             return _session(row, row.expires_at)
-        async with self._database.write() as connection:
-            await connection.execute(
-                browser_sessions.update().where(mine).values(expires_at=expires_at)
-            )
+        await self._extend(mine, expires_at)
         return _session(row, expires_at)
 
-    async def close(self, secret: str) -> None:
+    @reads
+    def _find(self, connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.Row[Any] | None:
+        query = sa.select(browser_sessions).where(mine, *_good(browser_sessions))
+        return connection.execute(query).one_or_none()
+
+    @writes
+    def _extend(
+        self, connection: sa.Connection, mine: sa.ColumnElement[bool], expires_at: datetime
+    ) -> None:
+        connection.execute(browser_sessions.update().where(mine).values(expires_at=expires_at))
+
+    @writes
+    def close(self, connection: sa.Connection, secret: str) -> None:
         mine = browser_sessions.c.hash == _hash(secret)
-        async with self._database.write() as connection:
-            await connection.execute(browser_sessions.delete().where(mine))
+        connection.execute(browser_sessions.delete().where(mine))
 
 
 def _good(table: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:

@@ -15,7 +15,7 @@ from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.core.standing import Condition, Ending, Standing
 from cloche.stores import quotas
-from cloche.stores.database import Database
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.tables import sandboxes
 
 _ALIVE = sandboxes.c.condition != Condition.ENDED
@@ -29,20 +29,20 @@ class Standings:
         self._quota = quota or Quota()
         """What a tenant may have that has no quota of its own."""
 
-    async def add(self, standing: Standing) -> None:
+    @writes
+    def add(self, connection: sa.Connection, standing: Standing) -> None:
         row = {**asdict(standing), "env": dict(standing.env), "labels": dict(standing.labels)}
         known = sa.select(sandboxes.c.id).where(sandboxes.c.id == standing.id)
-        async with self._database.write() as connection:
-            await quotas.lock(connection, standing.tenant)
-            if (await connection.execute(known)).one_or_none() is not None:
-                return
-            if not standing.job:
-                await quotas.admit_sandbox(connection, standing.tenant, standing.spec, self._quota)
-            await connection.execute(sandboxes.insert().values(row))
+        quotas.lock(connection, standing.tenant)
+        if connection.execute(known).one_or_none() is not None:
+            return
+        if not standing.job:
+            quotas.admit_sandbox(connection, standing.tenant, standing.spec, self._quota)
+        connection.execute(sandboxes.insert().values(row))
 
-    async def check_room(self, tenant: str, spec: SandboxSpec) -> None:
-        async with self._database.read() as connection:
-            await quotas.admit_sandbox(connection, tenant, spec, self._quota)
+    @reads
+    def check_room(self, connection: sa.Connection, tenant: str, spec: SandboxSpec) -> None:
+        quotas.admit_sandbox(connection, tenant, spec, self._quota)
 
     async def get(self, sandbox_id: str, *, tenant: str | None = None) -> Standing:
         query = sa.select(sandboxes).where(sandboxes.c.id == sandbox_id)
@@ -73,38 +73,39 @@ class Standings:
     async def standing(self, home: str) -> Sequence[Standing]:
         return await self._find(sa.select(sandboxes).where(sandboxes.c.home == home, _ALIVE))
 
-    async def count(self, tenant: str) -> int:
-        async with self._database.read() as connection:
-            return await quotas.standing(connection, tenant)
+    @reads
+    def count(self, connection: sa.Connection, tenant: str) -> int:
+        return quotas.standing(connection, tenant)
 
     async def extend(self, sandbox_id: str, until: datetime) -> None:
-        await self._change(sandbox_id, expires_at=until)
+        await self._change(sandbox_id, {"expires_at": until})
 
     async def turn(self, sandbox_id: str, condition: Condition) -> None:
-        await self._change(sandbox_id, condition=condition)
+        await self._change(sandbox_id, {"condition": condition})
 
-    async def touch(self, used: Mapping[str, datetime]) -> None:
-        async with self._database.write() as connection:
-            for sandbox_id, used_at in used.items():
-                mine = sandboxes.c.id == sandbox_id
-                await connection.execute(sandboxes.update().where(mine).values(used_at=used_at))
+    @writes
+    def touch(self, connection: sa.Connection, used: Mapping[str, datetime]) -> None:
+        for sandbox_id, used_at in used.items():
+            mine = sandboxes.c.id == sandbox_id
+            connection.execute(sandboxes.update().where(mine).values(used_at=used_at))
 
     async def end(self, sandbox_id: str, ending: Ending) -> None:
-        await self._change(
-            sandbox_id, condition=Condition.ENDED, ending=ending, ended_at=datetime.now(UTC)
-        )
+        ended = {"condition": Condition.ENDED, "ending": ending, "ended_at": datetime.now(UTC)}
+        await self._change(sandbox_id, ended)
 
-    async def _change(self, sandbox_id: str, **values: Any) -> None:
+    @writes
+    def _change(
+        self, connection: sa.Connection, sandbox_id: str, values: Mapping[str, Any]
+    ) -> None:
         mine = (sandboxes.c.id == sandbox_id) & _ALIVE
-        async with self._database.write() as connection:
-            await connection.execute(sandboxes.update().where(mine).values(values))
+        connection.execute(sandboxes.update().where(mine).values(dict(values)))
 
-    async def _find(self, query: sa.Select[Any]) -> Sequence[Standing]:
-        async with self._database.read() as connection:
-            return [_standing(row) for row in (await connection.execute(query)).mappings()]
+    @reads
+    def _find(self, connection: sa.Connection, query: sa.Select[Any]) -> Sequence[Standing]:
+        return [_standing(row) for row in connection.execute(query).mappings()]
 
 
-def _standing(row: Mapping[str, Any]) -> Standing:
+def _standing(row: sa.RowMapping) -> Standing:
     parts = {
         "spec": SandboxSpec(**row["spec"]),
         "rung": Rung(row["rung"]),

@@ -12,7 +12,7 @@ from cloche.core.errors import NoSuchUpload
 from cloche.core.quota import Quota
 from cloche.core.uploads import Upload
 from cloche.stores import quotas
-from cloche.stores.database import Database
+from cloche.stores.database import Database, reads, writes
 from cloche.stores.tables import uploads
 
 
@@ -24,40 +24,44 @@ class Uploads:
         self._quota = quota or Quota()
         """What a tenant may have that has no quota of its own."""
 
-    async def check_room(self, tenant: str, size: int) -> None:
-        async with self._database.read() as connection:
-            await quotas.admit_upload(connection, tenant, size, self._quota)
+    @reads
+    def check_room(self, connection: sa.Connection, tenant: str, size: int) -> None:
+        quotas.admit_upload(connection, tenant, size, self._quota)
 
-    async def add(self, upload: Upload) -> None:
-        async with self._database.write() as connection:
-            await quotas.lock(connection, upload.tenant)
-            await quotas.admit_upload(connection, upload.tenant, upload.size, self._quota)
-            await connection.execute(uploads.insert().values(asdict(upload)))
+    @writes
+    def add(self, connection: sa.Connection, upload: Upload) -> None:
+        quotas.lock(connection, upload.tenant)
+        quotas.admit_upload(connection, upload.tenant, upload.size, self._quota)
+        connection.execute(uploads.insert().values(asdict(upload)))
 
-    async def get(self, upload_id: str, tenant: str | None = None) -> Upload:
+    @reads
+    def get(self, connection: sa.Connection, upload_id: str, tenant: str | None = None) -> Upload:
         query = sa.select(uploads).where(_mine(upload_id, tenant))
-        async with self._database.read() as connection:
-            return _upload((await connection.execute(query)).one_or_none(), upload_id)
+        return _upload(connection.execute(query).one_or_none(), upload_id)
 
-    async def delete(self, upload_id: str, tenant: str | None = None) -> Upload:
+    @writes
+    def delete(
+        self, connection: sa.Connection, upload_id: str, tenant: str | None = None
+    ) -> Upload:
         gone = uploads.delete().where(_mine(upload_id, tenant)).returning(*uploads.c)
-        async with self._database.write() as connection:
-            return _upload((await connection.execute(gone)).one_or_none(), upload_id)
+        return _upload(connection.execute(gone).one_or_none(), upload_id)
 
-    async def made_before(self, moment: datetime, *, limit: int) -> Sequence[str]:
+    @reads
+    def made_before(
+        self, connection: sa.Connection, moment: datetime, *, limit: int
+    ) -> Sequence[str]:
         query = (
             sa.select(uploads.c.id)
             .where(uploads.c.created_at < moment)
             .order_by(uploads.c.created_at)
             .limit(limit)
         )
-        async with self._database.read() as connection:
-            return (await connection.execute(query)).scalars().all()
+        return connection.execute(query).scalars().all()
 
-    async def known(self, upload_ids: Sequence[str]) -> set[str]:
+    @reads
+    def known(self, connection: sa.Connection, upload_ids: Sequence[str]) -> set[str]:
         query = sa.select(uploads.c.id).where(uploads.c.id.in_(upload_ids))
-        async with self._database.read() as connection:
-            return set((await connection.execute(query)).scalars())
+        return set(connection.execute(query).scalars())
 
 
 def _mine(upload_id: str, tenant: str | None) -> sa.ColumnElement[bool]:
