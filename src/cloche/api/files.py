@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from cloche.api import sse
+from cloche.core.errors import FileRefused
 from cloche.core.job import Text, Value
 from cloche.jobs.sandboxes import Opened
 from cloche.sandbox import archives
@@ -140,8 +141,9 @@ def add_routes(router: APIRouter, prefix: str, *, to_read: Any, to_change: Any) 
     ) -> Response:
         """Download a folder, as a zip or a tar."""
         name = f"{PurePosixPath(path).name or 'files'}.{form}"
+        if (await opened.sandbox.files.stat(path)).kind != "folder":
+            raise FileRefused(f"{path} is no folder.", remedy="Read it as a file.")
         if form == "tar":
-            await opened.sandbox.files.stat(path)
             return _download(opened.sandbox.files.download(path), name, "application/x-tar")
         plan = await archives.plan(opened.sandbox, ["**"], path)
         return _download(archives.zipped(opened.sandbox, plan), name, "application/zip")

@@ -28,7 +28,7 @@ from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import Sandbox, new_process_id
 
 FLUSH_S = 0.1
-FLUSH_BYTES = 64 * 1024
+FLUSH_BYTES = 256 * 1024
 _SUCCESS = Outcome(state=State.SUCCEEDED, reason=Reason.DONE, exit_code=0)
 
 Offsets = dict[Stream, int]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from cloche.core.errors import BadRequest, FileRefused, MachineFull, NoSuchFile, PathRefused
+from cloche.core.errors import BadRequest, MachineFull, NoSuchFile, PathRefused
 from cloche.core.files import FileEntry
 from cloche.sandbox.sandbox import Sandbox
 
@@ -47,8 +47,6 @@ async def plan(sandbox: Sandbox, patterns: Sequence[str], path: str = "/workspac
         NoSuchFile, PathRefused, FileRefused: the folder cannot be read.
     """
     root = PurePosixPath("/workspace", path)
-    if (await sandbox.files.stat(str(root))).kind != "folder":
-        raise FileRefused(f"{root} is no folder.", remedy="Read it as a file.")
     found: set[str] = set()
     truncated = False
     for pattern in patterns:

@@ -16,6 +16,8 @@ from cloche.core.record import Entry, Event
 from cloche.stores.database import Database, reads, tell, writes
 from cloche.stores.tables import events, jobs
 
+_LONGEST = 16 << 20
+"""More than one event ever holds."""
 _TAIL_EVENTS = 200
 """How far back a tail is looked for: a bound on what one status costs."""
 
@@ -71,6 +73,9 @@ class Record:
             sa.select(events.c.data, events.c.log_from)
             .where(events.c.job_id == job_id, events.c.log_to > offset)
             .where(events.c.log_from < offset + limit)
+            # Says no more than the line above, but in the index: the rest of a long log is not
+            # looked at for each page.
+            .where(events.c.log_to < offset + limit + _LONGEST)
             .order_by(events.c.log_to)
         )
         found = bytearray()
