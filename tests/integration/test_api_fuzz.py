@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import sentinel
 
 import pytest
 import schemathesis
@@ -12,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from leftovers import leftovers
 from serving import KEY, Server
 
-from cloche.api.server import create_app
+from cloche.api.server import description
 
-schema = schemathesis.openapi.from_dict(create_app(sentinel.nothing_is_called).openapi())
+schema = schemathesis.openapi.from_dict(description())
 
 ENDLESS = ("/files/watch",)
 """Streams without an end: they are tested where they are read."""

@@ -27,6 +27,10 @@ from cloche.api.observed import Observed
 from cloche.api.services import Services
 from cloche.core.job import Request
 
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 ROUTERS: Final = (
     classic.router,
     jobs.router,
@@ -44,6 +48,20 @@ ROUTERS: Final = (
 
 
 def create_app(services: Services) -> FastAPI:
+    app = _routed()
+    app.state.services = services
+    app.add_middleware(BoundedBody, limit=BODY_BYTES, of_files=services.max_upload_bytes)
+    # The last one added is the outermost, and sees what the others do.
+    app.add_middleware(Observed, meters=services.vitals.meters)
+    return app
+
+
+def description() -> dict[str, Any]:
+    """Return the API's OpenAPI description, which needs no server."""
+    return _routed().openapi()
+
+
+def _routed() -> FastAPI:
     app = FastAPI(
         title="Cloche",
         version=__version__,
@@ -52,13 +70,9 @@ def create_app(services: Services) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.services = services
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(BoundedBody, limit=BODY_BYTES, of_files=services.max_upload_bytes)
-    # The last one added is the outermost, and sees what the others do.
-    app.add_middleware(Observed, meters=services.vitals.meters)
     _describe(app)
     return app
 
@@ -73,6 +87,8 @@ def _describe(app: FastAPI) -> None:
         whole = Request.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= whole.pop("$defs", {})
         schemas["JobRequest"] = whole
+        described["components"]["securitySchemes"] = _KEYS
+        described["security"] = [{name: []} for name in _KEYS]
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
