@@ -48,6 +48,8 @@ from cloche.stores.standings import Standings
 from cloche.stores.uploads import Uploads
 from cloche.upkeep import retention
 
+DRAIN_S = 2
+"""How long a request that is under way has, once we are told to stop."""
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
 
@@ -82,7 +84,12 @@ async def serve(
             _services(settings, host) as (services, key_file, runtime),
         ):
             config = uvicorn.Config(
-                create_app(services), log_config=None, access_log=False, lifespan="off"
+                create_app(services),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                # Whoever follows a job would hold us up until its end.
+                timeout_graceful_shutdown=DRAIN_S,
             )
             server = _Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -332,6 +332,23 @@ def test_the_command_line_cancels_and_keeps_keys(server: Server) -> None:
     assert cloche(server, "keys", "revoke", key_id).returncode == 0
 
 
+def test_whoever_follows_a_job_does_not_hold_up_a_stop(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "images").symlink_to(data / "images")
+    server = Server(tmp_path)
+    job_id = server.submit(kind="shell", code="for n in $(seq 100); do echo $n; sleep 0.1; done")
+    headers = {"accept": "text/event-stream"}
+    with server.client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
+        next(answer.iter_lines())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=8) == 128 + signal.SIGTERM
+
+    server.start()
+    assert server.end_of(job_id)["state"] == "succeeded"
+    assert server.log(job_id).decode() == "".join(f"{n}\n" for n in range(1, 101))
+    server.stop()
+    assert leftovers(tmp_path) == []
+
+
 def test_a_first_key_is_made_and_found_by_the_command_line(tmp_path: Path, data: Path) -> None:
     (tmp_path / "images").symlink_to(data / "images")
     server = Server(tmp_path, CLOCHE_API_KEY="")

@@ -111,6 +111,10 @@ class Sandboxes:
             )
         )
 
+    async def keeps(self, job_id: str) -> bool:
+        """Tell whether a job's machine stands on."""
+        return await self._standings.of_job(job_id) is not None
+
     @contextlib.asynccontextmanager
     async def use(self, sandbox_id: str, tenant: str | None) -> AsyncIterator[Opened]:
         """Have a sandbox in hand: while this lasts, it is not idle.

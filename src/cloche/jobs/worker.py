@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_PATIENCE_S: Final = (1, 2, 4, 8, 15)
+"""How long to wait for a store, the first time, the second, and from the last on."""
 _NO_CEILINGS: Final = watchdog.Ceilings()
 _CANCELLED = Outcome(state=State.CANCELLED, reason=Reason.CANCELLED, error="The job was cancelled.")
 _FAULT = Outcome(
@@ -176,7 +179,7 @@ class Worker:
     async def _work(self, job: Job) -> None:
         about.begin(job_id=job.id, tenant=job.tenant)
         try:
-            await self._see_through(job)
+            await self._insist(job)
         except asyncio.CancelledError:
             if job.id in self._cancelled:
                 await see_to_its_end(self._end(job, _CANCELLED))
@@ -184,13 +187,34 @@ class Worker:
                 await see_to_its_end(self._queue.release(self.name, job.id))
         except LeaseLost:
             logger.info("job %s: another worker has it", job.id)
-        except StoreUnavailable as error:
-            logger.warning("job %s: %s Its lease will run out.", job.id, error)
         except Exception:
             logger.exception("job %s: a fault of ours", job.id)
             await see_to_its_end(self._end(job, _FAULT))
         finally:
             tracing.end_job()
+
+    async def _insist(self, job: Job) -> None:
+        """See a job through, though a store be away for a while: its machine goes on meanwhile."""
+        for delay_s in itertools.chain(_PATIENCE_S, itertools.repeat(_PATIENCE_S[-1])):
+            try:
+                if not job.state.final:
+                    return await self._see_through(job)
+                # Our last word was heard, but not the answer to it.
+                return await self._let_machine_go(job)
+            except StoreUnavailable as error:
+                logger.warning("job %s: %s Trying again in %s s.", job.id, error, delay_s)
+                tracing.end_job()
+            await asyncio.sleep(delay_s)
+            with contextlib.suppress(StoreUnavailable):
+                job = await self._queue.get(job.id)
+                if not job.state.final and job.worker != self.name:
+                    return None
+        raise AssertionError("the delays have no end")
+
+    async def _let_machine_go(self, job: Job) -> None:
+        if not await self._sandboxes.keeps(job.id):
+            with contextlib.suppress(NoSuchMachine):
+                await see_to_its_end((await self._machines.adopt(job.machine)).close())
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)
