@@ -275,11 +275,10 @@ def test_two_workers_share_jobs_and_each_runs_once(tmp_path: Path, data: Path) -
         assert leftovers(folder) == []
 
 
-def refusal(data: Path, *, user: str | None = None, **environment: str) -> str:
+def refusal(data: Path, **environment: str) -> str:
     done = subprocess.run(
         [*CLOCHE, "worker", "--data", str(data)],
         env={**os.environ, **environment},
-        user=user,
         capture_output=True,
         text=True,
         check=False,
