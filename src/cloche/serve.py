@@ -1,14 +1,13 @@
-"""The server: API and worker in one process, put together from the settings."""
+"""The server: the API, and a worker in the same process unless it is to have no machines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
-import hashlib
 import os
 import platform
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -16,35 +15,27 @@ from pathlib import Path
 
 import uvicorn
 
-from cloche import __version__
+from cloche import __version__, work
 from cloche.api.auth import LOOPBACK, environment
 from cloche.api.server import create_app
 from cloche.api.services import Services
 from cloche.api.vitals import Vitals
-from cloche.app import Host, Machines
 from cloche.core.access import Role
 from cloche.core.addresses import Rules
 from cloche.core.errors import BadSettings, OperatorError
-from cloche.core.spec import SandboxSpec
 from cloche.jobs.census import Census
+from cloche.jobs.machines import NoMachines
 from cloche.jobs.outbound import Outbound
 from cloche.jobs.sandboxes import Sandboxes
-from cloche.jobs.watchdog import Ceilings
 from cloche.jobs.webhooks import Sender, key_of, new_secret
-from cloche.jobs.worker import Worker
 from cloche.observe import traces
 from cloche.observe.metrics import Metrics
-from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
-from cloche.stores.blobs import Blobs
-from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
-from cloche.stores.queue import Queue
 from cloche.stores.quotas import Quotas
 from cloche.stores.record import Record
 from cloche.stores.sessions import Sessions
-from cloche.stores.standings import Standings
 from cloche.stores.uploads import Uploads
 from cloche.upkeep import retention
 
@@ -59,7 +50,8 @@ class Running:
 
     url: str
     key_file: Path | None
-    rung: str
+    rung: str | None
+    """None when it has no machines."""
     runtime: str
     """The program that starts machines, with its version."""
     pool_size: int
@@ -132,112 +124,80 @@ class _Server(uvicorn.Server):
 async def _services(
     settings: Settings, host: str
 ) -> AsyncIterator[tuple[Services, Path | None, str]]:
-    with _alone(settings.data):
-        here = Host.from_settings(settings)
-        runtime = await here.backend.check()
-        image = here.image("base")
-        blobs = await Blobs.open_at(settings.blob_address)
-        metrics = Metrics(version=__version__, rung=here.backend.rung)
-        database = await Database.open(settings.database_address, metrics)
-        pool = Pool(here.backend, SandboxSpec(), image, size=settings.pool_size, meters=metrics)
-        try:
-            queue = Queue(database, settings.quota, meters=metrics)
-            record, access = Record(database), Access(database)
-            standings = Standings(database, settings.quota)
-            uploads = Uploads(database, settings.quota)
-            name, machines = _name(settings.data), Machines(here, pool, metrics)
-            sandboxes = Sandboxes(standings, queue, machines, home=name)
-            worker = Worker(
-                queue,
-                record,
-                machines,
-                sandboxes,
-                name=name,
-                slots=settings.slots,
-                per_tenant=settings.jobs_per_tenant,
-                ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
-                blobs=blobs,
-            )
-            outbox, rules = Outbox(database), Rules(settings.allow_addresses)
-            webhook_secret = await _webhook_secret(outbox, settings)
-            sender = Sender(outbox, Outbound(rules), name=worker.name, secret=webhook_secret)
-            await queue.reclaim(worker.name)
-            standing = {standing.id for standing in await standings.standing(name)}
-            await here.backend.sweep(keep=sorted(await queue.machines() | standing))
-            pool.start()
-            metrics.watch_machines("ready", lambda: pool.ready)
-            metrics.watch_machines("job", lambda: worker.busy)
-            metrics.watch_machines("sandbox", lambda: sandboxes.standing)
-            census = Census(queue)
-            services = Services(
-                queue=queue,
-                record=record,
-                access=access,
-                quotas=Quotas(database, settings.quota),
-                sessions=Sessions(database),
-                sandboxes=sandboxes,
-                standings=standings,
-                outbox=outbox,
-                blobs=blobs,
-                uploads=uploads,
-                max_upload_bytes=settings.max_upload_mib << 20,
-                wake=worker.wake,
-                rung=here.backend.rung,
-                vitals=Vitals(
-                    census=census,
-                    meters=metrics,
-                    scrape=lambda: metrics.scrape(census.counts),
-                    pool_ready=lambda: pool.ready,
-                    worker_looked_at=lambda: worker.looked_at,
-                ),
-                api_key=settings.api_key,
-                authenticate=settings.auth == "on",
-                webhook_secret=webhook_secret,
-                addresses=rules,
-                max_wall_s=settings.max_wall_s,
-                hosts=settings.hosts | ({host} - _ANY_ADDRESS),
-            )
-            upkeep = retention(settings, queue, uploads, blobs)
-            working = [
-                asyncio.create_task(worker.run(), name="worker"),
-                asyncio.create_task(sandboxes.run(), name="sandboxes"),
-                asyncio.create_task(sender.run(), name="webhooks"),
-                asyncio.create_task(upkeep.run(), name="retention"),
-            ]
-            try:
-                yield services, await _first_key(access, settings), runtime
-            finally:
-                for task in working:
-                    task.cancel()
-                await asyncio.gather(*working, return_exceptions=True)
-        finally:
-            await pool.close()
-            await database.close()
-            here.backend.close()
+    async with contextlib.AsyncExitStack() as stack:
+        here = await _place(stack, settings)
+        metrics = Metrics(version=__version__, rung=here.rung if here else "none")
+        shared = await stack.enter_async_context(work.stores(settings, metrics))
+        database, queue = shared.database, shared.queue
+        access, outbox, rules = Access(database), Outbox(database), Rules(settings.allow_addresses)
+        uploads = Uploads(database, settings.quota)
+        webhook_secret = await _webhook_secret(outbox, settings)
+        crew = None
+        if here is not None:
+            entering = work.at_work(settings, here, shared, metrics)
+            crew = await stack.enter_async_context(entering)
+        name = here.name if here else _name_of_door()
+        services = Services(
+            queue=queue,
+            record=Record(database),
+            access=access,
+            quotas=Quotas(database, settings.quota),
+            sessions=Sessions(database),
+            sandboxes=crew.sandboxes
+            if crew
+            else Sandboxes(shared.standings, queue, NoMachines(), home=name),
+            standings=shared.standings,
+            outbox=outbox,
+            blobs=shared.blobs,
+            uploads=uploads,
+            max_upload_bytes=settings.max_upload_mib << 20,
+            wake=crew.worker.wake if crew else _nobody_to_wake,
+            rung=here.rung if here else None,
+            vitals=_vitals(metrics, Census(queue), crew),
+            api_key=settings.api_key,
+            authenticate=settings.auth == "on",
+            webhook_secret=webhook_secret,
+            addresses=rules,
+            max_wall_s=settings.max_wall_s,
+            hosts=settings.hosts | ({host} - _ANY_ADDRESS),
+        )
+        sender = Sender(outbox, Outbound(rules), name=name, secret=webhook_secret)
+        upkeep = retention(settings, queue, uploads, shared.blobs)
+        tasks = (
+            asyncio.create_task(sender.run(), name="webhooks"),
+            asyncio.create_task(upkeep.run(), name="retention"),
+        )
+        async with work.until_done(tasks):
+            yield services, await _first_key(access, settings), here.runtime if here else ""
 
 
-@contextlib.contextmanager
-def _alone(data: Path) -> Iterator[None]:
-    """Hold the data folder: two servers on one would sweep each other's machines."""
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise OperatorError(
-            f"The data folder {data} cannot be written: {error.strerror}.",
-            remedy="Make it writable, or choose another with --data or CLOCHE_DATA.",
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OperatorError(
-            f"Another server uses the data folder {data}.",
-            remedy="Stop it first, or give this one a folder of its own with --data.",
-        ) from None
-    else:
-        yield
-    finally:
-        os.close(lock)
+async def _place(stack: contextlib.AsyncExitStack, settings: Settings) -> work.Place | None:
+    """Make sure of machines, unless this server is to have none."""
+    if settings.slots:
+        return await stack.enter_async_context(work.place(settings))
+    work.make_folder(settings.data)
+    return None
+
+
+def _vitals(metrics: Metrics, census: Census, crew: work.Crew | None) -> Vitals:
+    scrape = functools.partial(metrics.scrape, census.counts)
+    if crew is None:
+        return Vitals(census=census, meters=metrics, scrape=scrape)
+    worker, pool, sandboxes = crew.worker, crew.pool, crew.sandboxes
+    metrics.watch_machines("ready", lambda: pool.ready)
+    metrics.watch_machines("job", lambda: worker.busy)
+    metrics.watch_machines("sandbox", lambda: sandboxes.standing)
+    return Vitals(
+        census=census,
+        meters=metrics,
+        scrape=scrape,
+        pool_ready=lambda: pool.ready,
+        worker_looked_at=lambda: worker.looked_at,
+    )
+
+
+def _nobody_to_wake() -> None:
+    """Leave it to the workers: they look at the queue by themselves."""
 
 
 @contextlib.contextmanager
@@ -282,10 +242,9 @@ async def _link(services: Services, key_file: Path | None, url: str) -> str | No
     return f"{url}/login?token={made.token}"
 
 
-def _name(data: Path) -> str:
-    """Name the worker by its host and data folder, so that a restart knows its own jobs."""
-    place = hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:12]
-    return f"{platform.node()[:40]}-{place}"
+def _name_of_door() -> str:
+    """Name a server without machines. Many may share a host and a folder: each is another."""
+    return f"{platform.node()[:40]}-api-{secrets.token_hex(4)}"
 
 
 async def _first_key(access: Access, settings: Settings) -> Path | None:

@@ -38,7 +38,10 @@ class Settings(BaseSettings):
         ),
     ] = None
     slots: Annotated[
-        int, Field(ge=1, le=1000, description="Jobs that a server or worker runs at once.")
+        int,
+        Field(
+            ge=0, le=1000, description="Jobs that run at once here; 0: a server without machines."
+        ),
     ] = 4
     jobs_per_tenant: Annotated[
         int, Field(ge=1, le=10_000, description="Jobs of one tenant that run at once.")

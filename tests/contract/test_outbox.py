@@ -89,7 +89,7 @@ async def test_the_end_of_a_job_is_told_without_its_code(desk: Desk) -> None:
 async def test_a_start_is_told_when_asked_for_and_only_once(desk: Desk) -> None:
     job_id = await desk.submit(events=BOTH)
     await desk.take()
-    await desk.queue.reclaim("w")
+    await desk.queue.release("w", job_id)
     await desk.take()
     await desk.queue.finish("w", job_id, DONE)
 

@@ -280,7 +280,7 @@ def test_a_second_server_on_the_same_data_is_refused(server: Server) -> None:
     )
 
     assert done.returncode == 125
-    assert "Another server uses the data folder" in done.stderr
+    assert "Another server or worker uses the data folder" in done.stderr
 
 
 def test_a_taken_port_and_an_open_door_are_refused(server: Server, tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ class Bench:
         self.queue = Queue(database)
         self.record = Record(database)
         self.standings = Standings(database)
-        self._count = 0
 
     @contextlib.asynccontextmanager
     async def worker(
@@ -47,8 +46,7 @@ class Bench:
     ) -> AsyncIterator[Worker]:
         pool = Pool(self.host.backend, SandboxSpec(), self.host.image("base"), size=1)
         pool.start()
-        self._count += 1
-        name, given = f"worker-{self._count}", machines(self.host, pool)
+        name, given = "worker", machines(self.host, pool)
         worker = Worker(
             self.queue,
             self.record,
@@ -212,7 +210,7 @@ async def test_a_job_goes_on_where_a_stopped_worker_left_it(bench: Bench) -> Non
         async with asyncio.timeout(20):
             while b"5\n" not in await bench.log(job_id):
                 await asyncio.sleep(0.02)
-    assert (await bench.queue.get(job_id)).state is State.QUEUED
+    assert (await bench.queue.get(job_id)).state is State.RUNNING
 
     async with bench.worker():
         job = await bench.end_of(job_id)

@@ -24,19 +24,23 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(services: Use) -> dict[str, object]:
-    """Answer when jobs can be taken and run: the database is asked, and the worker looked at."""
+    """Answer when jobs can be taken in: the database is asked, and a worker here looked at."""
     vitals = services.vitals
     counts = await vitals.census.counts()
-    silent_s = time.monotonic() - vitals.worker_looked_at()
+    return {
+        "status": "ready",
+        "rung": services.rung,
+        "jobs": counts,
+        "pool": {"ready": vitals.pool_ready()} if vitals.pool_ready else None,
+        "worker": _worker(vitals.worker_looked_at()) if vitals.worker_looked_at else None,
+    }
+
+
+def _worker(looked_at: float) -> dict[str, object]:
+    silent_s = time.monotonic() - looked_at
     if silent_s > SILENT_S:
         raise NotReady(
             f"The worker has not looked at the queue for {silent_s:.0f} s.",
             remedy="Look into the server's log, and restart it; running jobs go on.",
         )
-    return {
-        "status": "ready",
-        "rung": services.rung,
-        "jobs": counts,
-        "pool": {"ready": vitals.pool_ready()},
-        "worker": {"alive": True, "silent_s": round(silent_s, 3)},
-    }
+    return {"alive": True, "silent_s": round(silent_s, 3)}

@@ -77,10 +77,15 @@ async def _status(caller: Caller, services: Services) -> HTMLResponse:
         if caller.session_until
         else ""
     )
+    machines = (
+        f"giving machines of the <b>{escape(services.rung)}</b> rung"
+        if services.rung
+        else "leaving machines to workers"
+    )
     return document(
         "Cloche is up",
-        f"<p>Version {escape(__version__)}, giving machines of the <b>{escape(services.rung)}</b> "
-        f"rung. You are <b>{escape(caller.role)}</b> of <b>{escape(caller.tenant)}</b>.</p>{whole}"
+        f"<p>Version {escape(__version__)}, {machines}. "
+        f"You are <b>{escape(caller.role)}</b> of <b>{escape(caller.tenant)}</b>.</p>{whole}"
         '<p>Every call, with examples, is at <a href="/docs">/docs</a>.</p>'
         "<p>A first job: <code>cloche run --python 'print(6*7)'</code></p>" + leave,
     )

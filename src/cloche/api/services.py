@@ -39,7 +39,8 @@ class Services:
     uploads: Uploads
     wake: Callable[[], None]
     """Tell a worker in this process to look at the queue now."""
-    rung: str
+    rung: str | None
+    """Of its machines; None when it has none."""
     vitals: Vitals
     api_key: str | None = None
     """A key from the environment that opens everything."""

@@ -17,6 +17,7 @@ class Vitals:
     meters: Meters
     scrape: Callable[[], Awaitable[bytes]]
     """Spell every metric, in Prometheus's text format."""
-    pool_ready: Callable[[], int]
-    worker_looked_at: Callable[[], float]
-    """When, on the monotonic clock, the worker last looked at the queue."""
+    pool_ready: Callable[[], int] | None = None
+    """None when the server has no machines."""
+    worker_looked_at: Callable[[], float] | None = None
+    """When, on the monotonic clock, the worker in this process last looked at the queue."""

@@ -142,10 +142,19 @@ def open_(
 
 @app.command()
 def serve(*, host: ListenOn = "127.0.0.1", port: Port = 8000, data: Data = None) -> None:
-    """Run the server: the API and a worker, in one process."""
+    """Run the server: the API, and a worker in the same process."""
     from cloche.cli import server, show
 
     show.run(server.serve(host, port, data.absolute() if data else None), serving=True)
+
+
+@app.command()
+def worker(*, data: Data = None) -> None:
+    """Run a worker without an API: it takes jobs from the store that servers share with it."""
+    from cloche.cli import show
+    from cloche.cli import worker as command
+
+    show.run(command.worker(data.absolute() if data else None), serving=True)
 
 
 @app.command()

@@ -14,9 +14,9 @@ from rich.markup import escape
 
 from cloche import settings
 from cloche.app import Host
-from cloche.cli import server
+from cloche.cli import begin
 from cloche.cli.image import reporting
-from cloche.core.errors import ImageMissing
+from cloche.core.errors import BadSettings, ImageMissing
 from cloche.core.rung import Rung
 from cloche.sandbox.images import Images
 from cloche.serve import Running, check_door, listening
@@ -34,7 +34,12 @@ IN_WORDS: Final = {
 
 async def up(host: str, port: int, data: Path | None) -> None:
     """Serve until a signal says to stop, with an image made sure of before."""
-    chosen = server.prepare(data)
+    chosen = begin.prepare(data)
+    if not chosen.slots:
+        raise BadSettings(
+            "`cloche up` starts a server with machines, and CLOCHE_SLOTS=0 is one without.",
+            remedy="Unset CLOCHE_SLOTS, or use `cloche serve`.",
+        )
     check_door(chosen, host)
     here = Host.from_settings(chosen)
     try:
@@ -83,10 +88,10 @@ def banner(running: Running, chosen: settings.Settings, link: str | None) -> str
     """Say what there is and how to go on, in rich's markup."""
     count = running.pool_size
     warming = f"warming {count} in the background" if count else "each started when it is needed"
-    url, rung = escape(running.url), running.rung
+    url, rung = escape(running.url), Rung(str(running.rung))  # `up` never starts without machines.
     lines = [
         f"[bold green]Cloche is at[/] {url}, giving machines of the {rung} rung.",
-        f"  [dim]walls:[/]     {IN_WORDS[Rung(rung)]}",
+        f"  [dim]walls:[/]     {IN_WORDS[rung]}",
         f"  [dim]runtime:[/]   {escape(running.runtime)}",
         f"  [dim]machines:[/]  {warming}",
         f"  [dim]key:[/]       {escape(_key(running, chosen))}",

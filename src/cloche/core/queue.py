@@ -138,10 +138,6 @@ class Queue(Protocol):
         """Return the jobs this worker holds that someone wants ended."""
         ...
 
-    async def reclaim(self, worker: str) -> int:
-        """Put back what an earlier process of the same name held; return how many jobs."""
-        ...
-
     async def machines(self) -> set[str]:
         """Return the machines of jobs that are not over: those must not be swept."""
         ...

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from cloche.core.errors import BackendUnavailable, SandboxElsewhere
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 from cloche.sandbox.sandbox import Sandbox
@@ -30,6 +31,23 @@ class Machines(Protocol):
             NoSuchMachine: it is gone.
         """
         ...
+
+
+class NoMachines:
+    """Those of a server that leaves all work to workers."""
+
+    async def claim(self, spec: SandboxSpec, min_rung: Rung | None) -> Sandbox:
+        raise BackendUnavailable(
+            "This server has no machines of its own: workers run its jobs.",
+            remedy="Submit a job, with keep_alive_s if its machine is to stand on, "
+            "or ask a server that has machines.",
+        )
+
+    async def adopt(self, machine_id: str) -> Sandbox:
+        raise SandboxElsewhere(
+            f"The machine {machine_id} is on a worker's host, and cannot be reached from here.",
+            remedy="Send the request to a server that runs there.",
+        )
 
 
 async def see_to_its_end(work: Coroutine[Any, Any, None]) -> None:

@@ -29,7 +29,7 @@ from cloche.core.errors import (
     StoreUnavailable,
 )
 from cloche.core.job import Job, Outcome, Reason, State
-from cloche.core.queue import Queue
+from cloche.core.queue import Filter, Queue
 from cloche.core.record import Entry, Record
 from cloche.core.spec import SandboxSpec
 from cloche.jobs import artifacts, watchdog
@@ -41,6 +41,8 @@ from cloche.sandbox.sandbox import Sandbox
 logger = logging.getLogger(__name__)
 
 LEASE: Final = timedelta(seconds=30)
+AWAY: Final = timedelta(minutes=5)
+"""How long a worker that stops keeps its jobs for its next start: the machines are on its host."""
 POLL_S: Final = 0.5
 _RETRY_S: Final = 1.0
 _PATIENCE_S: Final = (1, 2, 4, 8, 15)
@@ -88,6 +90,7 @@ class Worker:
         self._ceilings = ceilings
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
+        self._taken_up = False
         self._awake = asyncio.Event()
         self.looked_at = time.monotonic()
         """When the queue was last looked at, or could not be."""
@@ -102,7 +105,7 @@ class Worker:
         self._awake.set()
 
     async def run(self) -> None:
-        """Work until cancelled; then let go of every job, each with its machine alive."""
+        """Work until cancelled; then leave every job, each with its machine alive."""
         renewing = asyncio.create_task(self._renew())
         try:
             while True:
@@ -114,6 +117,8 @@ class Worker:
                         await self._awake.wait()
         finally:
             renewing.cancel()
+            # A renewal under way would undo how long the jobs are to be kept for us.
+            await asyncio.gather(renewing, return_exceptions=True)
             await self._let_go()
 
     async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -129,8 +134,29 @@ class Worker:
             await asyncio.sleep(_RETRY_S)
 
     async def _look(self) -> None:
+        if not self._taken_up:
+            await self._take_up()
+            self._taken_up = True
         await self._take()
         await self._stop_cancelled()
+
+    async def _take_up(self) -> None:
+        """Go on with what an earlier process of our name held.
+
+        Not by way of the queue: a worker of another host might take it there, and not find
+        its machine.
+        """
+        cursor, running = None, Filter(states=frozenset({State.RUNNING}))
+        while True:
+            page = await self._queue.list(tenant=None, where=running, cursor=cursor, limit=200)
+            held = {job.id: job for job in page.jobs if job.worker == self.name}
+            kept = await self._queue.renew(self.name, list(held), lease=self._lease)
+            for job_id in kept - self._running.keys():
+                body = {"why": "its worker was restarted"}
+                await self._record.append(self.name, job_id, [Entry(kind="retried", body=body)])
+                self._begin(held[job_id])
+            if (cursor := page.next_cursor) is None:
+                return
 
     async def _take(self) -> None:
         free = self._slots - len(self._running)
@@ -140,9 +166,12 @@ class Worker:
             self.name, lease=self._lease, limit=free, per_tenant=self._per_tenant
         )
         for job in taken:
-            task = asyncio.create_task(self._work(job), name=f"job {job.id}")
-            self._running[job.id] = task
-            task.add_done_callback(functools.partial(self._forget, job.id))
+            self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        task = asyncio.create_task(self._work(job), name=f"job {job.id}")
+        self._running[job.id] = task
+        task.add_done_callback(functools.partial(self._forget, job.id))
 
     def _forget(self, job_id: str, _: asyncio.Task[None]) -> None:
         self._running.pop(job_id, None)
@@ -183,8 +212,8 @@ class Worker:
         except asyncio.CancelledError:
             if job.id in self._cancelled:
                 await see_to_its_end(self._end(job, _CANCELLED))
-            else:  # We are stopping: the next worker goes on with the same machine.
-                await see_to_its_end(self._queue.release(self.name, job.id))
+            else:
+                await see_to_its_end(self._leave(job))
         except LeaseLost:
             logger.info("job %s: another worker has it", job.id)
         except Exception:
@@ -215,6 +244,18 @@ class Worker:
         if not await self._sandboxes.keeps(job.id):
             with contextlib.suppress(NoSuchMachine):
                 await see_to_its_end((await self._machines.adopt(job.machine)).close())
+
+    async def _leave(self, job: Job) -> None:
+        """We are stopping: our next start goes on with the same machine, or anyone without one."""
+        try:
+            if (await self._queue.get(job.id)).machine:
+                await self._queue.renew(self.name, [job.id], lease=AWAY)
+            else:
+                await self._queue.release(self.name, job.id)
+        except NoSuchJob:
+            return
+        except StoreUnavailable as error:
+            logger.warning("job %s: %s Its lease will run out.", job.id, error)
 
     async def _see_through(self, job: Job) -> None:
         progress = await read_progress(self._record, job.id)

@@ -290,11 +290,6 @@ class Queue:
         query = sa.select(jobs.c.id).where(_held_by(worker), jobs.c.cancel_requested)
         return set(connection.execute(query).scalars())
 
-    @writes
-    def reclaim(self, connection: sa.Connection, worker: str) -> int:
-        held = (connection.execute(sa.select(jobs.c.id).where(_held_by(worker)))).scalars()
-        return len(_put_back(connection, held.all(), "the server was restarted"))
-
     @reads
     def machines(self, connection: sa.Connection) -> set[str]:
         waiting = jobs.c.state.in_([State.QUEUED, State.RUNNING])
