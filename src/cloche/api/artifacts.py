@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import zipfile
 from collections.abc import AsyncIterator
-from typing import IO, Final
+from typing import IO, Annotated, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cloche.api import ranges
+from cloche.api.answers.jobs import Artifacts
 from cloche.api.auth import Reader, scope
+from cloche.api.described import answer, content
+from cloche.api.parameters import JobId
 from cloche.api.services import Services, Use
 from cloche.core.access import Caller
 from cloche.core.blobs import Blob, artifacts_key
@@ -25,8 +28,8 @@ _EMPTY_ZIP: Final = b"PK\x05\x06" + bytes(18)
 _HEADERS: Final = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 
 
-@router.get("/{job_id}/artifacts")
-async def artifacts(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
+@router.get("/{job_id}/artifacts", operation_id="listArtifacts", responses=answer(Artifacts))
+async def artifacts(job_id: JobId, caller: Reader, services: Use) -> dict[str, object]:
     """List what the job left behind."""
     blob = await _zip_of(job_id, caller, services)
     if blob is None:
@@ -38,8 +41,13 @@ async def artifacts(job_id: str, caller: Reader, services: Use) -> dict[str, obj
 
 
 @router.head("/{job_id}/artifacts.zip", response_class=Response, include_in_schema=False)
-@router.get("/{job_id}/artifacts.zip", response_class=Response)
-async def artifacts_zip(request: Request, job_id: str, caller: Reader, services: Use) -> Response:
+@router.get(
+    "/{job_id}/artifacts.zip",
+    operation_id="downloadArtifacts",
+    response_class=Response,
+    responses=content("application/zip", "PK\x03\x04..."),
+)
+async def artifacts_zip(request: Request, job_id: JobId, caller: Reader, services: Use) -> Response:
     """Download all that the job left behind. Ranges are answered."""
     blob = await _zip_of(job_id, caller, services)
     headers = {
@@ -59,8 +67,18 @@ async def artifacts_zip(request: Request, job_id: str, caller: Reader, services:
     )
 
 
-@router.get("/{job_id}/artifacts/{path:path}", response_class=Response)
-async def artifact(job_id: str, path: str, caller: Reader, services: Use) -> Response:
+@router.get(
+    "/{job_id}/artifacts/{path:path}",
+    operation_id="downloadArtifact",
+    response_class=Response,
+    responses=content("application/octet-stream", "hello\n"),
+)
+async def artifact(
+    job_id: JobId,
+    path: Annotated[str, Path(examples=["hello.txt"])],
+    caller: Reader,
+    services: Use,
+) -> Response:
     """Download one file that the job left behind."""
     blob = await _zip_of(job_id, caller, services)
     try:

@@ -7,7 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from cloche.api import submit
+from cloche.api.answers.jobs import ID, REQUESTS, ClassicStatus, Scheduled
 from cloche.api.auth import Member, Reader, scope
+from cloche.api.described import answer
+from cloche.api.parameters import JobId
 from cloche.api.services import Services, Use
 from cloche.api.views import TAIL_BYTES, classic_view
 from cloche.core.access import Caller
@@ -15,25 +18,13 @@ from cloche.core.errors import BadRequest
 
 router = APIRouter(tags=["classic"])
 
-_EXAMPLES = {
-    "code": {"value": {"kind": "python", "code": "print(6*7)"}},
-    "steps": {
-        "value": {
-            "steps": [
-                {"tool": "shell", "command": "echo hello > hello.txt"},
-                {"tool": "python", "code": "print(open('hello.txt').read())"},
-            ]
-        }
-    },
-    "task": {"value": {"task": "Build me a todo app in React"}},
-}
-BODY = {
+_BODY = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/JobRequest"},
-                "examples": _EXAMPLES,
+                "examples": {name: {"value": value} for name, value in REQUESTS.items()},
             },
             "text/plain": {"schema": {"type": "string"}, "example": "Build me a todo app"},
         },
@@ -41,8 +32,10 @@ BODY = {
 }
 
 
-@router.post("/schedule", openapi_extra=BODY)
-@router.post("/submit", openapi_extra=BODY)
+@router.post(
+    "/schedule", operation_id="scheduleJob", responses=answer(Scheduled), openapi_extra=_BODY
+)
+@router.post("/submit", operation_id="submitJob", responses=answer(Scheduled), openapi_extra=_BODY)
 async def schedule(request: Request, caller: Member, services: Use) -> dict[str, str]:
     """Schedule a job: a task in words, `kind` and `code`, or `steps`."""
     raw = await request.body()
@@ -54,20 +47,20 @@ async def schedule(request: Request, caller: Member, services: Use) -> dict[str,
     return {"job_id": job.id, "task_id": job.id}
 
 
-@router.get("/status/{job_id}")
-async def status(job_id: str, caller: Reader, services: Use) -> dict[str, object]:
+@router.get("/status/{job_id}", operation_id="getStatus", responses=answer(ClassicStatus))
+async def status(job_id: JobId, caller: Reader, services: Use) -> dict[str, object]:
     """Tell how a job is doing, with the end of its output."""
     return await _status(job_id, caller, services)
 
 
-@router.get("/status")
+@router.get("/status", operation_id="getStatusByQuery", responses=answer(ClassicStatus))
 async def status_by_query(
     caller: Reader,
     services: Use,
-    task_id: Annotated[str | None, Query()] = None,
-    job_id: Annotated[str | None, Query()] = None,
+    task_id: Annotated[str | None, Query(examples=[ID])] = None,
+    job_id: Annotated[str | None, Query(examples=[ID])] = None,
 ) -> dict[str, object]:
-    """The same, for clients that send the id as `task_id`."""
+    """Tell how a job is doing, to clients that send its id as `task_id`."""
     wanted = task_id or job_id
     if not wanted:
         raise BadRequest("task_id is missing.", remedy="Ask for /status?task_id=ID.")

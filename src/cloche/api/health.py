@@ -7,6 +7,8 @@ from typing import Final
 
 from fastapi import APIRouter
 
+from cloche.api.answers.health import Alive, Ready
+from cloche.api.described import OPEN, answer
 from cloche.api.services import Use
 from cloche.core.errors import NotReady
 
@@ -16,13 +18,13 @@ SILENT_S: Final = 30.0
 """A worker that has not looked at the queue for so long has lost its leases, too."""
 
 
-@router.get("/healthz")
+@router.get("/healthz", operation_id="isAlive", responses=answer(Alive), openapi_extra=OPEN)
 async def healthz() -> dict[str, str]:
     """Answer as long as the process lives."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", operation_id="isReady", responses=answer(Ready), openapi_extra=OPEN)
 async def readyz(services: Use) -> dict[str, object]:
     """Answer when jobs can be taken in: the database is asked, and a worker here looked at."""
     vitals = services.vitals

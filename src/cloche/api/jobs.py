@@ -12,8 +12,10 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from cloche.api import files, sse, submit
+from cloche.api.answers.jobs import CURSOR, EVENT_STREAM, Events, Job, JobRequest, Jobs
 from cloche.api.auth import Member, Reader, scope
-from cloche.api.classic import BODY
+from cloche.api.described import answer, both, content, event_stream, json_body
+from cloche.api.parameters import JobId
 from cloche.api.services import Services, Use
 from cloche.api.views import event_view
 from cloche.core.blobs import artifacts_key
@@ -29,21 +31,29 @@ LOG_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.2
 
 
-@router.post("", status_code=201, openapi_extra=BODY)
+@router.post(
+    "",
+    operation_id="createJob",
+    status_code=201,
+    responses=answer(Job, 201) | answer(Job),
+    openapi_extra=json_body(JobRequest),
+)
 async def create(request: Request, caller: Member, services: Use) -> JSONResponse:
     """Submit a job. With an `idempotency_key`, a second submit returns the first one's job."""
     submitted = await submit.submit(services, caller, submit.parse(await request.body()))
     return JSONResponse(job_view(submitted.job), 201 if submitted.created else 200)
 
 
-@router.get("")
+@router.get("", operation_id="listJobs", responses=answer(Jobs))
 async def list_jobs(
     caller: Reader,
     services: Use,
-    state: Annotated[list[State] | None, Query()] = None,
-    label: Annotated[list[str] | None, Query(description="name=value")] = None,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    state: Annotated[list[State] | None, Query(examples=[["queued", "running"]])] = None,
+    label: Annotated[
+        list[str] | None, Query(description="name=value", examples=[["team=blue"]])
+    ] = None,
+    cursor: Annotated[str | None, Query(max_length=200, examples=[CURSOR])] = None,
+    limit: Annotated[int, Query(ge=1, le=200, examples=[50])] = 50,
 ) -> dict[str, object]:
     """List jobs, newest first, a page at a time."""
     pairs = [text.partition("=") for text in label or []]
@@ -60,12 +70,14 @@ async def list_jobs(
     return {"jobs": [job_view(job) for job in page.jobs], "next_cursor": page.next_cursor}
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", operation_id="getJob", responses=answer(Job))
 async def get(
-    job_id: str,
+    job_id: JobId,
     caller: Reader,
     services: Use,
-    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for its end.")] = 0,
+    wait: Annotated[
+        float, Query(ge=0, le=60, description="Seconds to wait for its end.", examples=[10])
+    ] = 0,
 ) -> dict[str, object]:
     """Tell how a job is doing; with `wait`, as soon as it has ended, or after that long."""
     deadline = time.monotonic() + wait
@@ -77,8 +89,8 @@ async def get(
             await _heard(news)
 
 
-@router.post("/{job_id}/cancel")
-async def cancel(job_id: str, caller: Member, services: Use) -> dict[str, object]:
+@router.post("/{job_id}/cancel", operation_id="cancelJob", responses=answer(Job))
+async def cancel(job_id: JobId, caller: Member, services: Use) -> dict[str, object]:
     """End a job: its processes are killed and its machine is destroyed."""
     job = await services.queue.cancel(job_id, tenant=scope(caller))
     services.wake()
@@ -86,31 +98,40 @@ async def cancel(job_id: str, caller: Member, services: Use) -> dict[str, object
     return job_view(job)
 
 
-@router.post("/{job_id}/retry", status_code=201)
-async def retry(job_id: str, caller: Member, services: Use) -> dict[str, object]:
+@router.post(
+    "/{job_id}/retry", operation_id="retryJob", status_code=201, responses=answer(Job, 201)
+)
+async def retry(job_id: JobId, caller: Member, services: Use) -> dict[str, object]:
     """Submit the same request again, as a new job."""
     job = await services.queue.get(job_id, tenant=scope(caller))
     again = job.request.model_copy(update={"idempotency_key": None})
     return job_view((await submit.submit(services, caller, again)).job)
 
 
-@router.delete("/{job_id}", status_code=204)
-async def delete(job_id: str, caller: Member, services: Use) -> None:
+@router.delete("/{job_id}", operation_id="deleteJob", status_code=204)
+async def delete(job_id: JobId, caller: Member, services: Use) -> None:
     """Forget a job that is over, with its history and artifacts."""
     await services.queue.delete(job_id, tenant=scope(caller))
     await services.blobs.delete(artifacts_key(job_id))
     await services.access.audit(caller, "job.delete", job_id)
 
 
-@router.get("/{job_id}/events", response_model=None)
+@router.get(
+    "/{job_id}/events",
+    operation_id="followJob",
+    response_model=None,
+    responses=both(answer(Events), event_stream(EVENT_STREAM)),
+)
 async def events(
     request: Request,
-    job_id: str,
+    job_id: JobId,
     caller: Reader,
     services: Use,
-    after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for news.")] = 0,
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1)] = None,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, examples=[4])] = 0,
+    wait: Annotated[
+        float, Query(ge=0, le=60, description="Seconds to wait for news.", examples=[10])
+    ] = 0,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1, examples=[4])] = None,
 ) -> Response | dict[str, object]:
     """Follow a job's history: server-sent events, or JSON with long polling.
 
@@ -147,13 +168,18 @@ async def _heard(news: asyncio.Event) -> None:
     news.clear()
 
 
-@router.get("/{job_id}/logs", response_class=Response)
+@router.get(
+    "/{job_id}/logs",
+    operation_id="readJobLogs",
+    response_class=Response,
+    responses=content("text/plain; charset=utf-8", "42\n", schema={"type": "string"}),
+)
 async def logs(
-    job_id: str,
+    job_id: JobId,
     caller: Reader,
     services: Use,
-    offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
-    limit: Annotated[int, Query(ge=1, le=LOG_BYTES)] = LOG_BYTES,
+    offset: Annotated[int, Query(ge=0, le=2**62, examples=[0])] = 0,
+    limit: Annotated[int, Query(ge=1, le=LOG_BYTES, examples=[65536])] = LOG_BYTES,
 ) -> Response:
     """Read what the job has written, from any byte; `X-Log-Size` tells how much there is."""
     await services.queue.get(job_id, tenant=scope(caller))
@@ -163,14 +189,16 @@ async def logs(
     return Response(data, headers=headers, media_type="text/plain; charset=utf-8")
 
 
-async def to_read(job_id: str, caller: Reader, services: Use) -> AsyncIterator[Opened]:
+async def to_read(job_id: JobId, caller: Reader, services: Use) -> AsyncIterator[Opened]:
     async with services.sandboxes.use_of_job(job_id, scope(caller)) as opened:
         yield opened
 
 
-async def to_change(job_id: str, caller: Member, services: Use) -> AsyncIterator[Opened]:
+async def to_change(job_id: JobId, caller: Member, services: Use) -> AsyncIterator[Opened]:
     async with services.sandboxes.use_of_job(job_id, scope(caller)) as opened:
         yield opened
 
 
-files.add_routes(router, "/{job_id}", to_read=Depends(to_read), to_change=Depends(to_change))
+files.add_routes(
+    router, "/{job_id}", of="Job", to_read=Depends(to_read), to_change=Depends(to_change)
+)

@@ -16,7 +16,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from cloche.api import auth
+from cloche.api.answers.access import LoginLink, WhoAmI
 from cloche.api.auth import Reader
+from cloche.api.described import OPEN, answer, content, example
 from cloche.api.page import document
 from cloche.api.services import Use
 from cloche.core.access import Caller, Role
@@ -26,18 +28,38 @@ from cloche.core.session import SESSION_AT_MOST
 router = APIRouter(tags=["login"])
 
 _FORM_BYTES = 4096
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-www-form-urlencoded": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"token": {"type": "string"}},
+                    "required": ["token"],
+                },
+                "example": {"token": "EXAMPLE"},
+            }
+        },
+    }
+}
 
 
 class NewLink(BaseModel):
     """Whom a link lets in."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", **example({"role": "read-only"}))
 
     role: Role | None = None
     """The key's own if left out; never a higher one."""
 
 
-@router.post("/v1/login-links", status_code=201)
+@router.post(
+    "/v1/login-links",
+    operation_id="createLoginLink",
+    status_code=201,
+    responses=answer(LoginLink, 201),
+)
 async def create_link(
     request: Request, caller: Reader, services: Use, wanted: NewLink | None = None
 ) -> dict[str, Any]:
@@ -69,9 +91,17 @@ async def create_link(
     }
 
 
-@router.get("/login", response_class=HTMLResponse)
+@router.get(
+    "/login",
+    operation_id="showLogin",
+    response_class=HTMLResponse,
+    responses=content("text/html", "<!doctype html>...", schema={"type": "string"}),
+    openapi_extra=OPEN,
+)
 async def show_button(
-    request: Request, services: Use, token: Annotated[str, Query(max_length=200)] = ""
+    request: Request,
+    services: Use,
+    token: Annotated[str, Query(max_length=200, examples=["EXAMPLE"])] = "",
 ) -> HTMLResponse:
     """Show the button that uses the link up."""
     auth.check_names(request, services)
@@ -84,7 +114,14 @@ async def show_button(
     )
 
 
-@router.post("/login", response_class=Response)
+@router.post(
+    "/login",
+    operation_id="logIn",
+    response_class=RedirectResponse,
+    status_code=303,
+    response_description="The browser is let in, and goes to the page.",
+    openapi_extra=_FORM | OPEN,
+)
 async def log_in(request: Request, services: Use) -> Response:
     """Use a link up, set the session's cookie, and go to the page."""
     auth.check_names(request, services)
@@ -118,7 +155,14 @@ async def log_in(request: Request, services: Use) -> Response:
     return answer
 
 
-@router.post("/logout", response_class=Response)
+@router.post(
+    "/logout",
+    operation_id="logOut",
+    response_class=RedirectResponse,
+    status_code=303,
+    response_description="The session is over.",
+    openapi_extra=OPEN,
+)
 async def log_out(request: Request, services: Use) -> Response:
     """End the session, and forget its cookie."""
     auth.check_names(request, services)
@@ -131,7 +175,7 @@ async def log_out(request: Request, services: Use) -> Response:
     return answer
 
 
-@router.get("/v1/whoami")
+@router.get("/v1/whoami", operation_id="whoAmI", responses=answer(WhoAmI))
 async def whoami(caller: Reader) -> dict[str, Any]:
     """Tell whom the server takes the caller for."""
     until = caller.session_until

@@ -10,10 +10,13 @@ from signal import SIGTERM
 from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, model_validator
 
 from cloche.api import problems, sse
+from cloche.api.answers import sandboxes as answers
+from cloche.api.described import answer, both, bytes_body, event_stream, example
+from cloche.api.parameters import ProcessId
 from cloche.core.errors import BadRequest, ClocheError, InputClosed, NoSuchProcess
 from cloche.core.job import Code, Env, Seconds, Text, Value
 from cloche.core.process import Chunk, ProcessStatus
@@ -23,7 +26,10 @@ from cloche.sandbox.process import Process
 from cloche.sandbox.sandbox import TIMEOUT_S
 
 OUTPUT_BYTES: Final = 1 << 20
-_Offset = Annotated[int, Query(ge=0, le=2**62)]
+_Offset = Annotated[int, Query(ge=0, le=2**62, examples=[0])]
+_RUN: Final = both(answer(answers.ExecResult), event_stream(answers.OUTPUT_STREAM)) | answer(
+    answers.Process, 202
+)
 
 
 class _Run(Value):
@@ -44,6 +50,8 @@ class _Run(Value):
 class Command(_Run):
     """A program with its arguments, or a line for bash."""
 
+    model_config = example({"command": "echo hello", "env": {"COLOUR": "blue"}, "timeout_s": 60})
+
     argv: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
     command: Code | None = None
 
@@ -57,6 +65,8 @@ class Command(_Run):
 class Snippet(_Run):
     """Code, run as a program of its own."""
 
+    model_config = example({"language": "python", "code": "print(6*7)"})
+
     language: Literal["python", "typescript", "javascript", "bash"]
     code: Code
 
@@ -64,13 +74,17 @@ class Snippet(_Run):
 class Signal(Value):
     """A signal for a process and its group."""
 
+    model_config = example({"number": 15})
+
     number: Annotated[int, Field(ge=1, le=64)] = int(SIGTERM)
 
 
 def add_routes(router: APIRouter, prefix: str, *, to_read: Any, to_change: Any) -> None:
     """Add the calls to a router; `to_read` and `to_change` open the sandbox of its path."""
 
-    @router.post(f"{prefix}/exec", response_model=None)
+    @router.post(
+        f"{prefix}/exec", operation_id="execInSandbox", response_model=None, responses=_RUN
+    )
     async def execute(*, request: Request, wanted: Command, opened: Opened = to_change) -> Response:
         """Run a command. Answers when it has ended, or as a stream, or at once (background)."""
         argv = wanted.argv or ["bash", "-c", wanted.command or ""]
@@ -83,7 +97,9 @@ def add_routes(router: APIRouter, prefix: str, *, to_read: Any, to_change: Any) 
         )
         return await _answer(request, process, wanted)
 
-    @router.post(f"{prefix}/code", response_model=None)
+    @router.post(
+        f"{prefix}/code", operation_id="runCodeInSandbox", response_model=None, responses=_RUN
+    )
     async def run_code(
         *, request: Request, wanted: Snippet, opened: Opened = to_change
     ) -> Response:
@@ -98,25 +114,36 @@ def add_routes(router: APIRouter, prefix: str, *, to_read: Any, to_change: Any) 
         )
         return await _answer(request, process, wanted)
 
-    @router.get(f"{prefix}/processes")
+    @router.get(
+        f"{prefix}/processes", operation_id="listProcesses", responses=answer(answers.Processes)
+    )
     async def list_processes(*, opened: Opened = to_read) -> dict[str, Any]:
         """List what was started in the sandbox: what runs, and what ended of late."""
         return {"processes": [_view(status) for status in await opened.sandbox.processes()]}
 
-    @router.get(f"{prefix}/processes/{{process_id}}")
-    async def get_process(*, process_id: str, opened: Opened = to_read) -> dict[str, Any]:
+    @router.get(
+        f"{prefix}/processes/{{process_id}}",
+        operation_id="getProcess",
+        responses=answer(answers.Process),
+    )
+    async def get_process(*, process_id: ProcessId, opened: Opened = to_read) -> dict[str, Any]:
         """Tell how a process is doing."""
         return _view(await (await opened.sandbox.attach(process_id)).status())
 
-    @router.get(f"{prefix}/processes/{{process_id}}/output", response_model=None)
+    @router.get(
+        f"{prefix}/processes/{{process_id}}/output",
+        operation_id="followProcess",
+        response_class=StreamingResponse,
+        responses=event_stream(answers.OUTPUT_STREAM),
+    )
     async def output(
         *,
-        process_id: str,
+        process_id: ProcessId,
         opened: Opened = to_read,
         stdout: _Offset = 0,
         stderr: _Offset = 0,
-        encoding: Literal["text", "base64"] = "text",
-        last_event_id: Annotated[str | None, Header(max_length=64)] = None,
+        encoding: Annotated[Literal["text", "base64"], Query(examples=["text"])] = "text",
+        last_event_id: Annotated[str | None, Header(max_length=64, examples=["6:0"])] = None,
     ) -> Response:
         """Follow a process from any byte of its output to its end, as server-sent events.
 
@@ -126,25 +153,38 @@ def add_routes(router: APIRouter, prefix: str, *, to_read: Any, to_change: Any) 
         offsets = _offsets(last_event_id) or (stdout, stderr)
         return sse.response(_stream(process, *offsets, encoding=encoding))
 
-    @router.post(f"{prefix}/processes/{{process_id}}/stdin", status_code=204)
+    @router.post(
+        f"{prefix}/processes/{{process_id}}/stdin",
+        operation_id="feedProcess",
+        status_code=204,
+        openapi_extra=bytes_body("yes\n"),
+    )
     async def feed(
         *,
         request: Request,
-        process_id: str,
+        process_id: ProcessId,
         opened: Opened = to_change,
-        close: Annotated[bool, Query(description="Close the input afterwards.")] = False,
+        close: Annotated[
+            bool, Query(description="Close the input afterwards.", examples=[True])
+        ] = False,
     ) -> None:
         """Send the body to a process's input, at the pace it reads."""
         process = await opened.sandbox.attach(process_id)
         await process.write(request.stream(), close=close)
 
-    @router.post(f"{prefix}/processes/{{process_id}}/signal", status_code=204)
-    async def send_signal(*, process_id: str, wanted: Signal, opened: Opened = to_change) -> None:
+    @router.post(
+        f"{prefix}/processes/{{process_id}}/signal", operation_id="signalProcess", status_code=204
+    )
+    async def send_signal(
+        *, process_id: ProcessId, wanted: Signal, opened: Opened = to_change
+    ) -> None:
         """Send a signal to a process and its group."""
         await (await opened.sandbox.attach(process_id)).signal(wanted.number)
 
-    @router.delete(f"{prefix}/processes/{{process_id}}", status_code=204)
-    async def kill(*, process_id: str, opened: Opened = to_change) -> None:
+    @router.delete(
+        f"{prefix}/processes/{{process_id}}", operation_id="killProcess", status_code=204
+    )
+    async def kill(*, process_id: ProcessId, opened: Opened = to_change) -> None:
         """Kill a process and everything it started; answers once all of it is dead."""
         await (await opened.sandbox.attach(process_id)).kill()
 

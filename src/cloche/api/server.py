@@ -10,6 +10,7 @@ from cloche import __version__
 from cloche.api import (
     artifacts,
     classic,
+    described,
     health,
     jobs,
     keys,
@@ -25,7 +26,6 @@ from cloche.api import (
 from cloche.api.bodies import BODY_BYTES, BoundedBody
 from cloche.api.observed import Observed
 from cloche.api.services import Services
-from cloche.core.job import Request
 
 _KEYS: Final = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -69,6 +69,7 @@ def _routed() -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,
+        responses=described.PROBLEMS,
     )
     problems.install(app)
     for router in ROUTERS:
@@ -78,17 +79,14 @@ def _routed() -> FastAPI:
 
 
 def _describe(app: FastAPI) -> None:
-    """Add the job's schema, which the routes read by hand, to the API's description."""
+    """Add to the API's description what FastAPI cannot tell by itself."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
-        described = original()
-        schemas = described.setdefault("components", {}).setdefault("schemas", {})
-        whole = Request.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= whole.pop("$defs", {})
-        schemas["JobRequest"] = whole
-        described["components"]["securitySchemes"] = _KEYS
-        described["security"] = [{name: []} for name in _KEYS]
-        return described
+        whole = original()
+        described.finish(whole)
+        whole["components"]["securitySchemes"] = _KEYS
+        whole["security"] = [{name: []} for name in _KEYS]
+        return whole
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -6,24 +6,27 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Body
 
+from cloche.api.answers.tenants import OVERRIDES, TenantQuota, Tenants, TenantUsage
 from cloche.api.auth import Admin, Reader
+from cloche.api.described import answer
+from cloche.api.parameters import TenantName
 from cloche.api.services import Services, Use
 from cloche.core.quota import Month, Quota
 
 router = APIRouter(prefix="/v1", tags=["tenants"])
 
-Name = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")]
+Wanted = Annotated[Quota, Body(openapi_examples={"more": {"value": OVERRIDES}})]
 
 
-@router.get("/usage")
+@router.get("/usage", operation_id="getUsage", responses=answer(TenantUsage))
 async def usage(caller: Reader, services: Use) -> dict[str, Any]:
     """Tell what the caller's tenant has, and what it may have."""
     return await _view(caller.tenant, services)
 
 
-@router.get("/tenants")
+@router.get("/tenants", operation_id="listTenants", responses=answer(Tenants))
 async def tenants(caller: Admin, services: Use) -> dict[str, Any]:
     """List every tenant: any name that has a key, a job, a quota or something in store."""
     return {
@@ -39,15 +42,17 @@ async def tenants(caller: Admin, services: Use) -> dict[str, Any]:
     }
 
 
-@router.get("/tenants/{tenant}/quota")
-async def get_quota(tenant: Name, caller: Admin, services: Use) -> dict[str, Any]:
+@router.get("/tenants/{tenant}/quota", operation_id="getQuota", responses=answer(TenantQuota))
+async def get_quota(tenant: TenantName, caller: Admin, services: Use) -> dict[str, Any]:
     """Tell what a tenant may have, and what it has."""
     overrides = dict(await services.quotas.overrides(tenant))
     return {**await _view(tenant, services), "overrides": overrides}
 
 
-@router.put("/tenants/{tenant}/quota")
-async def put_quota(tenant: Name, wanted: Quota, caller: Admin, services: Use) -> dict[str, Any]:
+@router.put("/tenants/{tenant}/quota", operation_id="setQuota", responses=answer(TenantQuota))
+async def put_quota(
+    tenant: TenantName, wanted: Wanted, caller: Admin, services: Use
+) -> dict[str, Any]:
     """Let a tenant's quota differ from the default in these values; null is no limit."""
     values = wanted.model_dump(exclude_unset=True)
     await services.quotas.override(tenant, values)
@@ -56,8 +61,8 @@ async def put_quota(tenant: Name, wanted: Quota, caller: Admin, services: Use) -
     return await get_quota(tenant, caller, services)
 
 
-@router.delete("/tenants/{tenant}/quota")
-async def delete_quota(tenant: Name, caller: Admin, services: Use) -> dict[str, Any]:
+@router.delete("/tenants/{tenant}/quota", operation_id="resetQuota", responses=answer(TenantQuota))
+async def delete_quota(tenant: TenantName, caller: Admin, services: Use) -> dict[str, Any]:
     """Give a tenant the server's default quota again."""
     await services.quotas.override(tenant, {})
     services.gate.forget_rates()

@@ -11,7 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 
+from cloche.api.answers import uploads as answers
 from cloche.api.auth import Member, Reader, scope
+from cloche.api.described import answer, bytes_body
+from cloche.api.parameters import UploadId
 from cloche.api.services import Use
 from cloche.core.blobs import upload_key
 from cloche.core.errors import BadRequest
@@ -19,15 +22,14 @@ from cloche.core.uploads import Upload
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
 
-_ANY_BYTES = {
-    "requestBody": {
-        "required": True,
-        "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
 
-
-@router.post("", status_code=201, openapi_extra=_ANY_BYTES)
+@router.post(
+    "",
+    operation_id="createUpload",
+    status_code=201,
+    responses=answer(answers.Upload, 201),
+    openapi_extra=bytes_body("hello world"),
+)
 async def create(request: Request, caller: Member, services: Use) -> dict[str, Any]:
     """Keep the request's body, whatever it is, for jobs to use."""
     told = request.headers.get("content-length", "")
@@ -55,14 +57,14 @@ async def create(request: Request, caller: Member, services: Use) -> dict[str, A
     return _view(upload)
 
 
-@router.get("/{upload_id}")
-async def get(upload_id: str, caller: Reader, services: Use) -> dict[str, Any]:
+@router.get("/{upload_id}", operation_id="getUpload", responses=answer(answers.Upload))
+async def get(upload_id: UploadId, caller: Reader, services: Use) -> dict[str, Any]:
     """Tell what is known of an upload."""
     return _view(await services.uploads.get(upload_id, scope(caller)))
 
 
-@router.delete("/{upload_id}", status_code=204)
-async def delete(upload_id: str, caller: Member, services: Use) -> None:
+@router.delete("/{upload_id}", operation_id="deleteUpload", status_code=204)
+async def delete(upload_id: UploadId, caller: Member, services: Use) -> None:
     """Forget an upload."""
     gone = await services.uploads.delete(upload_id, scope(caller))
     await services.blobs.delete(upload_key(gone.id))
