@@ -149,10 +149,14 @@ class Exchange:
                     while await self.reader.read(READ_BYTES):
                         pass
 
-    async def switch(self) -> None:
-        """Turn the connection into a byte stream: what comes next on it is not ours."""
+    def check_switch(self) -> None:
+        """Refuse a request for a byte stream that does not say it knows what it asks for."""
         if self.headers.get("upgrade") != "tunnel":
             raise bad_request("a tunnel is asked for with an upgrade")
+
+    async def switch(self) -> None:
+        """Turn the connection into a byte stream: what comes next on it is not ours."""
+        self.check_switch()
         self.answered = True
         self.stop_heartbeat()
         self._put(_head(101, [("connection", "upgrade"), ("upgrade", "tunnel")]))

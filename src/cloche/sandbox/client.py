@@ -25,6 +25,8 @@ _REFUSAL_BYTES: Final = 128 * 1024
 _TURN: Final = 256
 """Events from one guest before others have their turn: a chunk may hold a single byte."""
 _READ_BYTES: Final = 256 * 1024
+_STREAMS: Final = ("/tunnel", "/egress")
+"""Calls whose answer is a byte stream."""
 
 _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
     "bad_request": (errors.BadRequest, "Correct the value and try again."),
@@ -47,6 +49,7 @@ _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
         "Free some of the machine's disk or processes, or make a sandbox with higher limits.",
     ),
     "port_closed": (errors.PortClosed, "Start a server there, or wait until it listens."),
+    "port_taken": (errors.PortTaken, "End that program, or have it listen on another port."),
     "kill_failed": (errors.GuestMisbehaved, "Destroy the sandbox."),
     "guest_fault": (errors.GuestMisbehaved, "Destroy the sandbox, and please report this."),
 }
@@ -193,7 +196,7 @@ class Exchange:
             headers = [("host", "guest"), ("content-length", str(len(body)))]
         else:
             headers = [("host", "guest"), ("transfer-encoding", "chunked")]
-        if target.startswith("/tunnel"):
+        if target.startswith(_STREAMS):
             headers += [("connection", "upgrade"), ("upgrade", "tunnel")]
         self._send(h11.Request(method=method, target=target, headers=headers))
         if isinstance(body, bytes):
@@ -205,7 +208,7 @@ class Exchange:
         if isinstance(response, h11.Response):
             if response.status_code != 200:
                 await self._refuse()
-            if target.startswith("/tunnel"):
+            if target.startswith(_STREAMS):
                 raise wire.misbehaved("an answer where a tunnel was asked for")
         self.size = _size(response)
 

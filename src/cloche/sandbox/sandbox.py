@@ -225,6 +225,17 @@ class Sandbox:
         async with self._client.open("GET", "/tunnel", query, prompt=True) as exchange:
             return exchange.hand_over()
 
+    async def accept(self, *, port: int) -> ByteStream:
+        """Wait until a program inside connects to `port` of loopback; return its connection.
+
+        The guest listens there for as long as some such call waits, or its stream is open.
+
+        Raises:
+            PortTaken: a program listens there itself.
+        """
+        async with self._client.open("GET", "/egress", {"port": port}) as exchange:
+            return exchange.hand_over()
+
     async def usage(self) -> Usage:
         return await self.machine.usage()
 
