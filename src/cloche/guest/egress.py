@@ -33,6 +33,7 @@ class Egress:
         if listener is None:
             listener = self._listeners[port] = _Listener(port)
         listener.streams += 1
+        exchange.beat()  # Tells the host that the port is open from now on.
         try:
             connection = await _first(listener, exchange)
             if connection is not None:

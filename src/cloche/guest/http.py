@@ -162,17 +162,19 @@ class Exchange:
         self._put(_head(101, [("connection", "upgrade"), ("upgrade", "tunnel")]))
         await self.writer.drain()
 
+    def beat(self) -> None:
+        """Send a sign of life, and the next one when it is due."""
+        self.stop_heartbeat()
+        self._put(_head(102, []))
+        self._beat_later()
+
     def stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
 
     def _beat_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._heartbeat = loop.call_later(HEARTBEAT_S, self._beat)
-
-    def _beat(self) -> None:
-        self._put(_head(102, []))
-        self._beat_later()
+        self._heartbeat = loop.call_later(HEARTBEAT_S, self.beat)
 
     def _put(self, data: bytes) -> None:
         whole, self._head = self._head + data, b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -139,17 +139,19 @@ class Client:
         body: bytes | AsyncIterable[bytes] = b"",
         *,
         prompt: bool = False,
+        on_sign: Callable[[], None] | None = None,
     ) -> AsyncIterator[Exchange]:
         """Make one call; read its answer from the exchange. A refusal is raised.
 
-        `prompt`: the answer begins at once, though it may be long.
+        `prompt`: the answer begins at once, though it may be long. `on_sign` is called at
+        each sign of life before the answer.
         """
         if self._machine.paused:
             raise errors.MachinePaused(
                 f"Machine {self._machine.id} is paused.", remedy="Resume it first."
             )
         stream = await self._machine.dial()
-        exchange = Exchange(stream, self, prompt=prompt)
+        exchange = Exchange(stream, self, prompt=prompt, on_sign=on_sign)
         try:
             await exchange.request(method, _target(path, query or {}), body)
             yield exchange
@@ -180,12 +182,20 @@ class Client:
 class Exchange:
     """One call in progress."""
 
-    def __init__(self, stream: ByteStream, client: Client, *, prompt: bool) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        client: Client,
+        *,
+        prompt: bool,
+        on_sign: Callable[[], None] | None = None,
+    ) -> None:
         self.reader, self.writer = stream
         self.size: int | None = None
         """The size of the file that the answer is a part of."""
         self._client = client
         self._prompt = prompt
+        self._on_sign = on_sign
         self._handed_over = False
         self._waited_s = 0.0
         self._events = 0
@@ -285,6 +295,8 @@ class Exchange:
             most = _BEATS if self._prompt else _BEATS + loop.time() - began
             if event.status_code != 102 or beats > most:
                 raise wire.misbehaved(f"status {event.status_code}, {beats} times")
+            if self._on_sign is not None:
+                self._on_sign()
 
     async def _refuse(self) -> None:
         raw = bytearray()
