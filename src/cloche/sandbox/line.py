@@ -53,7 +53,10 @@ class Line:
         """Return what the world says next; nothing at its end. Raises as `send`."""
         if self._stream is None:
             return b""
-        data = await self._stream[0].read(BUFFER_BYTES)
+        try:
+            data = await self._stream[0].read(BUFFER_BYTES)
+        except ConnectionError:
+            raise Refused("broken", f"{self.name} broke the connection off") from None
         self._spend(len(data))
         self._down += len(data)
         self.used_at = time.monotonic()

@@ -108,6 +108,7 @@ class _Http:
         self._reader, self._writer = client
         self._open = open_
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        self._tunnelling = False
 
     async def serve(self, first: bytes) -> None:
         self._http.receive_data(first)
@@ -127,7 +128,8 @@ class _Http:
             self._refuse(*_STATUS[refused.fault], refused.message)
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE, h11.ERROR):
+        unanswered = self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE, h11.ERROR)
+        if unanswered and not self._tunnelling:
             self._writer.write(_error(status, kind, message))
         else:
             self._writer.transport.abort()  # Or half an answer would be taken as whole.
@@ -157,6 +159,7 @@ class _Http:
 
     async def _connect(self, host: str, port: int) -> None:
         async with self._open(host, port, "connect") as line:
+            self._tunnelling = True
             self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await self._next()  # h11 stops here, and keeps what came after the head.
             await line.relay((self._reader, self._writer), self._http.trailing_data[0])
@@ -249,6 +252,8 @@ def check(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     if b"content-length" in names and b"transfer-encoding" in names:
         raise Malformed("the request has a length and comes in chunks")
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise Malformed("this is neither HTTP/1.1 nor HTTP/1.0")
     if request.http_version != b"1.1" and b"transfer-encoding" in names:
         raise Malformed("the request comes in chunks, but not in HTTP/1.1")
     if request.method == b"CONNECT" and not {b"content-length", b"transfer-encoding"}.isdisjoint(
@@ -303,12 +308,17 @@ async def _serve_socks(client: ByteStream, open_: Open) -> None:
     if command != 1 or not host or not port:
         writer.write(_reply(7 if command != 1 else 8))
         return
+    answered = False
     try:
         async with open_(host, port, "socks5") as line:
+            answered = True
             writer.write(_reply(0))
             await line.relay(client)
     except Refused as refused:
-        writer.write(_reply(_REPLY[refused.fault]))
+        if answered:
+            writer.transport.abort()
+        else:
+            writer.write(_reply(_REPLY[refused.fault]))
 
 
 async def _socks_host(reader: asyncio.StreamReader, kind: int) -> str:
