@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import platform
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from cloche.jobs.webhooks import Sender, key_of, new_secret
 from cloche.jobs.worker import Worker
 from cloche.observe import traces
 from cloche.observe.metrics import Metrics
+from cloche.sandbox import outfit
+from cloche.sandbox.dialling import Dialler
+from cloche.sandbox.networks import Networks
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.access import Access
@@ -76,6 +80,7 @@ async def serve(
         StoreUnavailable: the database or the blob store does not answer.
     """
     check_door(settings, host)
+    _allow_many_files()
     with listening(host, port) as listener:
         async with (
             traces.exported(os.environ),
@@ -113,6 +118,12 @@ def check_door(settings: Settings, host: str) -> None:
         )
 
 
+def _allow_many_files() -> None:
+    """Use all the open files we may: each connection of a machine takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class _Server(uvicorn.Server):
     """uvicorn, with the signals left to whoever runs us."""
 
@@ -140,6 +151,9 @@ async def _services(
             uploads = Uploads(database, settings.quota)
             name, machines = _name(settings.data), Machines(here, pool, metrics)
             sandboxes = Sandboxes(standings, queue, machines, home=name)
+            rules = Rules(settings.allow_addresses)
+            bundle = await outfit.read_bundle(settings.ca_bundle)
+            networks = Networks(Dialler(rules), presets=settings.network_presets, bundle=bundle)
             worker = Worker(
                 queue,
                 record,
@@ -150,8 +164,9 @@ async def _services(
                 per_tenant=settings.jobs_per_tenant,
                 ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
                 blobs=blobs,
+                networks=networks,
             )
-            outbox, rules = Outbox(database), Rules(settings.allow_addresses)
+            outbox = Outbox(database)
             webhook_secret = await _webhook_secret(outbox, settings)
             sender = Sender(outbox, Outbound(rules), name=worker.name, secret=webhook_secret)
             await queue.reclaim(worker.name)
@@ -187,6 +202,7 @@ async def _services(
                 authenticate=settings.auth == "on",
                 webhook_secret=webhook_secret,
                 addresses=rules,
+                presets=frozenset(settings.network_presets),
                 max_wall_s=settings.max_wall_s,
                 hosts=settings.hosts | ({host} - _ANY_ADDRESS),
             )

@@ -89,7 +89,9 @@ async def test_a_request_is_written_anew_without_what_was_for_us(bench: Bench) -
     ]  # fmt: skip
     [attempt] = bench.told
     assert (attempt.verdict, attempt.via, attempt.address) == ("allowed", "http", "127.0.0.1")
-    assert attempt.bytes_up > 0 and attempt.bytes_down > 0 and attempt.rule
+    assert attempt.bytes_up > 0
+    assert attempt.bytes_down > 0
+    assert attempt.rule
 
 
 async def test_a_body_arrives_in_chunks_and_by_length(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from cloche import __version__
 from cloche.api import (
     artifacts,
     classic,
+    connections,
     health,
     jobs,
     keys,
@@ -31,6 +32,7 @@ ROUTERS: Final = (
     classic.router,
     jobs.router,
     artifacts.router,
+    connections.router,
     uploads.router,
     sandboxes.router,
     webhooks.router,

@@ -205,11 +205,11 @@ class Network(BaseModel):
 
 def also_short(schema: dict[str, Any]) -> None:
     """Tell in a field's JSON schema that a word or a list is taken as well."""
-    schema.pop("$ref", None)
+    whole = {key: schema.pop(key) for key in ("$ref", "allOf") if key in schema}
     schema["anyOf"] = [
         {"type": "string", "maxLength": 64},
         {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PATTERNS},
-        {"$ref": "#/components/schemas/Network"},
+        whole,
     ]
 
 
@@ -280,23 +280,31 @@ class Attempt:
     duration_s: float = 0.0
 
 
+def check_presets(network: Network, known: Iterable[str]) -> None:
+    """Refuse a preset that is not known here, by name alone.
+
+    Raises:
+        BadRequest: which one, and which there are.
+    """
+    words = {*WORDS, *known}
+    for name in network.presets:
+        if name not in words:
+            raise BadRequest(
+                f"network: there is no preset {name!r}.",
+                remedy=f"Use one of {', '.join(sorted(words))}, or a list of hosts.",
+            )
+
+
 def settle(network: Network, presets: Presets) -> Policy:
     """Spell the presets out.
 
     Raises:
         BadRequest: there is no such preset.
     """
+    check_presets(network, presets)
     rules = [parse_rule(text) for text in network.allow]
     for name in network.presets:
-        if name == ALL_PUBLIC:
-            continue
-        if name not in presets:
-            known = ", ".join(sorted({*WORDS, *presets}))
-            raise BadRequest(
-                f"network: there is no preset {name!r}.",
-                remedy=f"Use one of {known}, or a list of hosts.",
-            )
-        rules += [parse_rule(text, name) for text in presets[name]]
+        rules += [parse_rule(text, name) for text in presets.get(name, ())]
     return Policy(
         rules=tuple(rules),
         all_public=ALL_PUBLIC in network.presets,

@@ -62,8 +62,8 @@ async def read_bundle(chosen: Path | None) -> bytes:
 
 
 async def place(sandbox: Sandbox, bundle: bytes) -> None:
-    """Put the certificates into a machine."""
-    if bundle:
+    """Put the certificates into a machine, unless some were put there before."""
+    if bundle and not await sandbox.files.exists(CA_FILE):
         await sandbox.files.write(CA_FILE, bundle)
 
 
