@@ -60,9 +60,10 @@ class Networks:
             PortTaken: a program in the machine listens on the proxy's port.
         """
         policy = await self.policy(network)
-        await outfit.place(sandbox, self._bundle)
-        told = (await self._registries()).env
         egress = Egress(sandbox, policy, self._dialler, tell=tell, spent_bytes=spent_bytes)
+        # First of all: what runs on a machine that is taken up waits for it.
         async with egress:
+            await outfit.place(sandbox, self._bundle)
+            told = (await self._registries()).env
             env = outfit.environment(egress.port, told, certificates=bool(self._bundle))
             yield Opened(egress, env)
