@@ -26,7 +26,11 @@ class Egress:
         self._listeners: dict[int, _Listener] = {}
 
     async def accept(self, exchange: Exchange) -> None:
-        """Wait for a program to connect; then the host's stream is that program's connection."""
+        """Wait for a program to connect; then the host's stream is that program's connection.
+
+        With `hold`, only keep the port open: those who wait there are not to be turned away
+        when for a moment the host has no other stream.
+        """
         exchange.check_switch()
         port = number(exchange, "port", PORT, 1, 65535)
         listener = self._listeners.get(port)
@@ -35,6 +39,9 @@ class Egress:
         listener.streams += 1
         exchange.beat()  # Tells the host that the port is open from now on.
         try:
+            if exchange.query.get("hold") == "1":
+                await exchange.reader.read(1)
+                return
             connection = await _first(listener, exchange)
             if connection is not None:
                 await _join(connection, exchange)

@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
 
 from cloche.core.errors import ClocheError, MachinePaused, NoSuchMachine, SandboxLost
 from cloche.core.machine import ByteStream
 from cloche.core.network import Attempt, Policy, Verdict, decide
-from cloche.sandbox import proxy
-from cloche.sandbox.dialling import Dialler, Refused
+from cloche.sandbox import proxy, wire
+from cloche.sandbox.dialling import BUFFER_BYTES, Dialler, Refused
 from cloche.sandbox.line import Line, Via
 from cloche.sandbox.sandbox import Sandbox
 
@@ -76,21 +76,22 @@ class Egress:
             PortTaken: a program in the machine listens on the proxy's port.
             SandboxLost, GuestMisbehaved: there is no machine to open it for.
         """
-        first = asyncio.ensure_future(self._next())
+        holding = asyncio.ensure_future(self._hold())
         listening = asyncio.ensure_future(self._listening.wait())
         try:
-            await asyncio.wait((first, listening), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((holding, listening), return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            first.cancel()
+            holding.cancel()
             raise
         finally:
             listening.cancel()
-        if first.done() and first.exception() is not None:
-            first.result()
+        if holding.done():
+            holding.result()
         self._arming = [
-            asyncio.create_task(self._arm(first if not index else None)) for index in range(_SPARE)
+            asyncio.create_task(self._arm(self._hold, holding)),
+            *(asyncio.create_task(self._arm(self._next)) for _ in range(_SPARE)),
+            asyncio.create_task(self._watch()),
         ]
-        self._arming.append(asyncio.create_task(self._watch()))
 
     async def stop(self) -> None:
         """Close the way, and cut what is open. Idempotent."""
@@ -132,11 +133,15 @@ class Egress:
                 line.cut("the network's policy was changed")
         self._room.set()
 
-    async def _arm(self, waiting: asyncio.Future[ByteStream] | None) -> None:
+    async def _arm(
+        self,
+        source: Callable[[], Awaitable[ByteStream]],
+        waiting: asyncio.Future[ByteStream] | None = None,
+    ) -> None:
         """Hold one stream ready, and another one as soon as it is taken."""
         while True:
             try:
-                stream = await (waiting or self._next())
+                stream = await (waiting or source())
             except MachinePaused:
                 await asyncio.sleep(_RETRY_S)
             except (SandboxLost, NoSuchMachine):
@@ -150,6 +155,14 @@ class Egress:
                 task.add_done_callback(self._served)
             waiting = None
 
+    async def _hold(self) -> ByteStream:
+        """Keep the port open, also while every stream is in use. Does not return."""
+        stream = await self._sandbox.accept(
+            port=self.port, hold=True, on_listening=self._listening.set
+        )
+        stream[1].transport.abort()
+        raise wire.misbehaved("a connection where none was asked for")
+
     async def _next(self) -> ByteStream:
         """Wait for a program to connect. A stream that waits counts as a connection."""
         while self._streams >= self._policy.max_connections:
@@ -157,7 +170,7 @@ class Egress:
             await self._room.wait()
         self._streams += 1
         try:
-            return await self._sandbox.accept(port=self.port, on_listening=self._listening.set)
+            return await self._sandbox.accept(port=self.port)
         except BaseException:
             self._leave()
             raise
@@ -173,6 +186,7 @@ class Egress:
             logger.error("network of machine %s: a fault of ours", self._sandbox.id, exc_info=error)
 
     async def _serve(self, stream: ByteStream) -> None:
+        stream[1].transport.set_write_buffer_limits(high=BUFFER_BYTES)
         try:
             await proxy.serve(stream, self._open)
             stream[1].close()
