@@ -158,6 +158,7 @@ async def _services(
             authenticate=settings.auth == "on",
             webhook_secret=webhook_secret,
             addresses=rules,
+            presets=frozenset(settings.network_presets),
             max_wall_s=settings.max_wall_s,
             hosts=settings.hosts | ({host} - _ANY_ADDRESS),
         )

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from cloche.core.addresses import Network, parse_range
 from cloche.core.errors import BadSettings
+from cloche.core.network import MAX_PATTERNS, Pattern, PresetName
 from cloche.core.quota import Quota
 
 
@@ -77,8 +78,16 @@ class Settings(BaseSettings):
     ] = None
     allow_addresses: Annotated[
         tuple[Annotated[Network, BeforeValidator(parse_range)], ...],
-        Field(description="Private address ranges that webhooks may be sent to; JSON."),
+        Field(description="Private address ranges that webhooks and machines may call; JSON."),
     ] = ()
+    network_presets: Annotated[
+        dict[PresetName, Annotated[tuple[Pattern, ...], Field(max_length=MAX_PATTERNS)]],
+        Field(description="Lists of hosts that a job's `network` may name; JSON."),
+    ] = Field(default_factory=dict)
+    ca_bundle: Annotated[
+        Path | None,
+        Field(description="Certificates that machines with a network trust; the host's if unset."),
+    ] = None
     max_wall_s: Annotated[
         float | None, Field(gt=0, description="The most that a job may ask for as `wall_s`.")
     ] = None

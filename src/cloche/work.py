@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from cloche.app import Host, Machines
+from cloche.core.addresses import Rules
 from cloche.core.errors import BadSettings, OperatorError
 from cloche.core.image import Image
 from cloche.core.meters import UNMETERED, Meters
@@ -23,6 +25,9 @@ from cloche.jobs.sandboxes import Sandboxes
 from cloche.jobs.watchdog import Ceilings
 from cloche.jobs.worker import Worker
 from cloche.observe import traces
+from cloche.sandbox import outfit
+from cloche.sandbox.dialling import Dialler
+from cloche.sandbox.networks import Networks
 from cloche.sandbox.pool import Pool
 from cloche.settings import Settings
 from cloche.stores.blobs import Blobs
@@ -114,6 +119,7 @@ async def work(settings: Settings, *, on_ready: Callable[[Working], Awaitable[No
 @contextlib.asynccontextmanager
 async def place(settings: Settings) -> AsyncIterator[Place]:
     """Hold the data folder, and make sure that machines can be started here."""
+    _allow_many_files()
     with _alone(settings.data):
         host = Host.from_settings(settings)
         try:
@@ -150,6 +156,11 @@ async def at_work(
     pool = Pool(backend, SandboxSpec(), here.image, size=settings.pool_size, meters=meters)
     machines = Machines(here.host, pool, meters)
     sandboxes = Sandboxes(standings, queue, machines, home=here.name)
+    networks = Networks(
+        Dialler(Rules(settings.allow_addresses)),
+        presets=settings.network_presets,
+        bundle=await outfit.read_bundle(settings.ca_bundle),
+    )
     worker = Worker(
         queue,
         Record(shared.database),
@@ -160,6 +171,7 @@ async def at_work(
         per_tenant=settings.jobs_per_tenant,
         ceilings=Ceilings(silent_s=settings.max_silent_s, cpu_s=settings.max_cpu_s),
         blobs=shared.blobs,
+        networks=networks,
     )
     standing = {standing.id for standing in await standings.standing(here.name)}
     await backend.sweep(keep=sorted(await queue.machines() | standing))
@@ -184,6 +196,12 @@ async def until_done(tasks: tuple[asyncio.Task[None], ...]) -> AsyncIterator[Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _allow_many_files() -> None:
+    """Use all the open files we may: each connection of a machine takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def make_folder(data: Path) -> None:

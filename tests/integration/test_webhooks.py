@@ -23,8 +23,9 @@ from serving import Server
 from cloche.core.addresses import Rules, parse_range
 from cloche.core.job import Outcome, Reason, Request, State
 from cloche.core.outbox import Delivery, Fate
-from cloche.jobs.outbound import NotAnswered, Outbound, Resolve
+from cloche.jobs.outbound import NotAnswered, Outbound
 from cloche.jobs.webhooks import Sender, key_of, new_secret, sign
+from cloche.sandbox.lookup import Resolve
 from cloche.stores.database import Database
 from cloche.stores.outbox import Outbox
 from cloche.stores.queue import Queue

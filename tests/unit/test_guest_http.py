@@ -97,7 +97,7 @@ async def test_answers_are_understood_by_the_hosts_library() -> None:
 
     async with arriving(request) as (exchange, reader):
         assert await exchange.receive()
-        exchange._beat()
+        exchange.beat()
         await exchange.begin_lines(lines[0])
         await exchange.send(b"")
         for line in lines[1:]:

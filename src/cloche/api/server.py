@@ -10,6 +10,7 @@ from cloche import __version__
 from cloche.api import (
     artifacts,
     classic,
+    connections,
     described,
     health,
     jobs,
@@ -35,6 +36,7 @@ ROUTERS: Final = (
     classic.router,
     jobs.router,
     artifacts.router,
+    connections.router,
     uploads.router,
     sandboxes.router,
     webhooks.router,

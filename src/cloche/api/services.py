@@ -49,6 +49,8 @@ class Services:
     """What webhooks are signed with."""
     addresses: Rules = field(default_factory=Rules)
     """Where webhooks may be sent."""
+    presets: frozenset[str] = frozenset()
+    """Names that the operator gave to lists of hosts, for `network`."""
     max_wall_s: float | None = None
     """The most that a job may ask for."""
     max_upload_bytes: int = 2048 << 20

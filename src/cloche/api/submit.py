@@ -14,6 +14,7 @@ from cloche.core.access import Caller
 from cloche.core.addresses import literal
 from cloche.core.errors import AgentMissing, BadRequest, JobNotOver
 from cloche.core.job import Request
+from cloche.core.network import check_presets
 from cloche.core.queue import Submitted
 from cloche.core.webhook import Webhook, parse_url
 from cloche.jobs.steps import decode
@@ -95,6 +96,7 @@ def allowed(services: Services, request: Request) -> Request:
     """
     if request.webhook is not None:
         _check_receiver(services, request.webhook)
+    check_presets(request.network, services.presets)
     longest, limits = services.max_wall_s, request.limits
     if longest is None or limits.wall_s <= longest:
         return request

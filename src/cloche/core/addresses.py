@@ -51,6 +51,17 @@ _CLOSED_V6 = tuple(
 # Forms of an IPv4 address: judged as what they stand for.
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What no name leads to, whoever vouches for it: this host, its neighbours on the link, the
+# services that hand out a cloud's credentials, and what is no single machine's address.
+_NEVER = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/4",
+        "240.0.0.0/4", "168.63.129.16/32", "100.100.100.200/32",
+        "::/32", "64:ff9b:1::/48", "fe80::/10", "fec0::/10", "ff00::/8",
+        "fd00:ec2::254/128", "fd20:ce::254/128", "2001::/32", "2002::/16",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,28 @@ class Rules:
             plain = _plain(ipaddress.ip_address(address))
         except ValueError:
             return False
-        return is_public(plain) or any(plain in network for network in self.allowed)
+        return is_public(plain) or self.names(plain)
+
+    def names(self, address: Address | str) -> bool:
+        """Tell whether the operator allows `address` by name of its range."""
+        try:
+            plain = _plain(ipaddress.ip_address(address))
+        except ValueError:
+            return False
+        return any(plain in network for network in self.allowed)
+
+    def permit_trusted(self, address: Address | str) -> bool:
+        """Tell whether a name that the operator vouches for may lead to `address`.
+
+        It may to a private one; but not to this host, or to a metadata service.
+        """
+        try:
+            plain = _plain(ipaddress.ip_address(address))
+        except ValueError:
+            return False
+        if isinstance(plain, ipaddress.IPv6Address) and plain.scope_id is not None:
+            return False
+        return self.names(plain) or not any(plain in network for network in _NEVER)
 
 
 def is_public(address: Address) -> bool:

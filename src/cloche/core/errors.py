@@ -16,6 +16,7 @@
     │   ├── MachinePaused
     │   ├── ImageMissing
     │   ├── PortClosed
+    │   ├── PortTaken
     │   ├── RungUnavailable
     │   ├── NoSuchSandbox
     │   ├── SandboxElsewhere
@@ -176,6 +177,12 @@ class PortClosed(UserError):
     """Nobody listens there inside the machine."""
 
     code = "port_closed"
+
+
+class PortTaken(UserError):
+    """A program in the machine listens on a port that the guest needs."""
+
+    code = "port_taken"
 
 
 class RungUnavailable(UserError):

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from cloche.core.network import Network, also_short
 from cloche.core.rung import Rung
 from cloche.core.webhook import Webhook, also_a_text
 
@@ -204,6 +205,8 @@ class Request(Value):
     limits: Limits = Limits()
     min_rung: Rung | None = None
     env: Env = {}
+    network: Annotated[Network, Field(json_schema_extra=also_short)] = Network()
+    """What the job's machine may connect to; nothing unless it is said."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     retries: Annotated[int, Field(ge=0, le=10)] = 0
     """How often the job is run again when its machine is lost."""

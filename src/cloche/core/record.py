@@ -18,6 +18,7 @@ Kind = Literal[
     "output",     # bytes a step wrote: step, stream, offset; the bytes are its data
     "limit",      # the step is to be ended, for it passed a bound: step, reason, error
     "step_ended", # step, exit_code, reason, duration_s, cpu_s, max_rss_kib
+    "network",    # connections of the last moment: attempts, bytes, left_out
     "artifacts",  # what was kept: files, bytes
     "retried",    # the job goes back into the queue: why
     "finished",   # state, reason, exit_code, error

@@ -149,14 +149,24 @@ class Exchange:
                     while await self.reader.read(READ_BYTES):
                         pass
 
-    async def switch(self) -> None:
-        """Turn the connection into a byte stream: what comes next on it is not ours."""
+    def check_switch(self) -> None:
+        """Refuse a request for a byte stream that does not say it knows what it asks for."""
         if self.headers.get("upgrade") != "tunnel":
             raise bad_request("a tunnel is asked for with an upgrade")
+
+    async def switch(self) -> None:
+        """Turn the connection into a byte stream: what comes next on it is not ours."""
+        self.check_switch()
         self.answered = True
         self.stop_heartbeat()
         self._put(_head(101, [("connection", "upgrade"), ("upgrade", "tunnel")]))
         await self.writer.drain()
+
+    def beat(self) -> None:
+        """Send a sign of life, and the next one when it is due."""
+        self.stop_heartbeat()
+        self._put(_head(102, []))
+        self._beat_later()
 
     def stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -164,11 +174,7 @@ class Exchange:
 
     def _beat_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._heartbeat = loop.call_later(HEARTBEAT_S, self._beat)
-
-    def _beat(self) -> None:
-        self._put(_head(102, []))
-        self._beat_later()
+        self._heartbeat = loop.call_later(HEARTBEAT_S, self.beat)
 
     def _put(self, data: bytes) -> None:
         whole, self._head = self._head + data, b""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from cloche.guest import files, linux, paths, tunnel, watch
+from cloche.guest.egress import Egress
 from cloche.guest.http import Exchange, Refusal
 from cloche.guest.process import SPOOL_FOLDER
 from cloche.guest.processes import Table
@@ -96,6 +97,7 @@ def _routes(table: Table) -> Routes:
         ("PUT", "/files/tar", lambda exchange: files.tar_in(exchange, table)),
         ("GET", "/files/watch", watch.watch),
         ("GET", "/tunnel", tunnel.open_tunnel),
+        ("GET", "/egress", Egress().accept),
     ]
     return {(method, path): handler for method, path, handler in calls}
 

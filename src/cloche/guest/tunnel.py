@@ -23,7 +23,7 @@ async def open_tunnel(exchange: Exchange) -> None:
         raise bad_request("a tunnel leads to a port or to a unix socket")
     try:
         await exchange.switch()
-        await asyncio.gather(_pump(exchange.reader, writer), _pump(reader, exchange.writer))
+        await asyncio.gather(pump(exchange.reader, writer), pump(reader, exchange.writer))
     finally:
         writer.close()
 
@@ -55,10 +55,13 @@ def _connect_unix(path: str) -> socket.socket:
     return connection
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass bytes on until there are no more; a connection that breaks breaks the other."""
+    try:
         while data := await reader.read(READ_BYTES):
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+    except ConnectionError:
+        writer.transport.abort()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,8 @@ class Progress:
     """What steps that have ended used, on every machine."""
     earlier_cpu_s: float = 0.0
     """What of that was on machines before this one."""
+    network_bytes: int = 0
+    """What went in and out of the job's machines, as far as it was written down."""
     kept: Collected | None = None
     """What was kept of what it left, once that is done."""
 
@@ -93,6 +95,8 @@ class Progress:
             case "step_ended":
                 self.step, self.process, self.breach = event.body["step"] + 1, "", None
                 self.cpu_s += event.body.get("cpu_s", 0.0)
+            case "network":
+                self.network_bytes += event.body["bytes"]
             case _:
                 pass
 
@@ -120,6 +124,7 @@ class Runner:
         job: Job,
         sandbox: Sandbox,
         ceilings: Ceilings,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._blobs = blobs
         self._record = record
@@ -128,6 +133,7 @@ class Runner:
         self._sandbox = sandbox
         self._ceilings = ceilings
         self._last_words: Sequence[Entry] = ()
+        self._env = {**(env or {}), **job.request.env}
 
     async def run(self, progress: Progress) -> Outcome:
         """Run what is left of the job.
@@ -226,7 +232,7 @@ class Runner:
 
     async def _start(self, step: ShellStep | CodeStep, process_id: str) -> Process:
         self._watchdog.heard()
-        settings = steps.Settings(env=self._job.request.env, timeout_s=self._watchdog.left_s)
+        settings = steps.Settings(env=self._env, timeout_s=self._watchdog.left_s)
         async with self._watchdog.in_time():
             return await steps.start(self._sandbox, step, settings, process_id)
 

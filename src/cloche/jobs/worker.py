@@ -23,19 +23,24 @@ from cloche.core.errors import (
     ClocheError,
     GuestMisbehaved,
     LeaseLost,
+    LimitReached,
     NoSuchJob,
     NoSuchMachine,
+    OperatorError,
     SandboxLost,
     StoreUnavailable,
+    UserError,
 )
 from cloche.core.job import Job, Outcome, Reason, State
 from cloche.core.queue import Filter, Queue
 from cloche.core.record import Entry, Record
 from cloche.core.spec import SandboxSpec
 from cloche.jobs import artifacts, watchdog
+from cloche.jobs.connections import network_of
 from cloche.jobs.machines import Machines, see_to_its_end
 from cloche.jobs.runner import Progress, Runner, read_progress
 from cloche.jobs.sandboxes import Sandboxes
+from cloche.sandbox.networks import Networks
 from cloche.sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -77,6 +82,7 @@ class Worker:
         blobs: Blobs,
         lease: timedelta = LEASE,
         ceilings: watchdog.Ceilings = _NO_CEILINGS,
+        networks: Networks | None = None,
     ) -> None:
         self.name = name
         self._queue = queue
@@ -88,6 +94,7 @@ class Worker:
         self._blobs = blobs
         self._lease = lease
         self._ceilings = ceilings
+        self._networks = networks or Networks()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         self._taken_up = False
@@ -268,8 +275,7 @@ class Worker:
             await self._finish(job, _CANCELLED, sandbox, progress)
             return
         try:
-            runner = Runner(self._record, self._blobs, self.name, job, sandbox, self._ceilings)
-            outcome = await runner.run(progress)
+            outcome = await self._run(job, sandbox, progress)
             outcome = await watchdog.collect(
                 outcome,
                 self._keep_artifacts(job, sandbox, progress),
@@ -281,6 +287,24 @@ class Worker:
             await self._lost(job, error)
             return
         await self._finish(job, outcome, sandbox, progress)
+
+    async def _run(self, job: Job, sandbox: Sandbox, progress: Progress) -> Outcome:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                network = network_of(
+                    job,
+                    sandbox,
+                    self._networks,
+                    progress.network_bytes,
+                    self._record,
+                    self.name,
+                )
+                env = await stack.enter_async_context(network)
+            except (UserError, OperatorError, LimitReached) as error:
+                told = f"{error.message} {error.remedy}"
+                return Outcome(state=State.FAILED, reason=Reason.NOT_STARTED, error=told)
+            runner = Runner(self._record, self._blobs, self.name, job, sandbox, self._ceilings, env)
+            return await runner.run(progress)
 
     async def _machine_of(self, job: Job, progress: Progress) -> Sandbox | None:
         """Return the job's machine: the one it ran on, or a fresh one; None when it is over."""

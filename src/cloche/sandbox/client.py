@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -25,6 +25,8 @@ _REFUSAL_BYTES: Final = 128 * 1024
 _TURN: Final = 256
 """Events from one guest before others have their turn: a chunk may hold a single byte."""
 _READ_BYTES: Final = 256 * 1024
+_STREAMS: Final = ("/tunnel", "/egress")
+"""Calls whose answer is a byte stream."""
 
 _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
     "bad_request": (errors.BadRequest, "Correct the value and try again."),
@@ -47,6 +49,7 @@ _REFUSALS: Final[dict[str, tuple[type[errors.ClocheError], str]]] = {
         "Free some of the machine's disk or processes, or make a sandbox with higher limits.",
     ),
     "port_closed": (errors.PortClosed, "Start a server there, or wait until it listens."),
+    "port_taken": (errors.PortTaken, "End that program, or have it listen on another port."),
     "kill_failed": (errors.GuestMisbehaved, "Destroy the sandbox."),
     "guest_fault": (errors.GuestMisbehaved, "Destroy the sandbox, and please report this."),
 }
@@ -136,17 +139,19 @@ class Client:
         body: bytes | AsyncIterable[bytes] = b"",
         *,
         prompt: bool = False,
+        on_sign: Callable[[], None] | None = None,
     ) -> AsyncIterator[Exchange]:
         """Make one call; read its answer from the exchange. A refusal is raised.
 
-        `prompt`: the answer begins at once, though it may be long.
+        `prompt`: the answer begins at once, though it may be long. `on_sign` is called at
+        each sign of life before the answer.
         """
         if self._machine.paused:
             raise errors.MachinePaused(
                 f"Machine {self._machine.id} is paused.", remedy="Resume it first."
             )
         stream = await self._machine.dial()
-        exchange = Exchange(stream, self, prompt=prompt)
+        exchange = Exchange(stream, self, prompt=prompt, on_sign=on_sign)
         try:
             await exchange.request(method, _target(path, query or {}), body)
             yield exchange
@@ -177,12 +182,20 @@ class Client:
 class Exchange:
     """One call in progress."""
 
-    def __init__(self, stream: ByteStream, client: Client, *, prompt: bool) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        client: Client,
+        *,
+        prompt: bool,
+        on_sign: Callable[[], None] | None = None,
+    ) -> None:
         self.reader, self.writer = stream
         self.size: int | None = None
         """The size of the file that the answer is a part of."""
         self._client = client
         self._prompt = prompt
+        self._on_sign = on_sign
         self._handed_over = False
         self._waited_s = 0.0
         self._events = 0
@@ -193,7 +206,7 @@ class Exchange:
             headers = [("host", "guest"), ("content-length", str(len(body)))]
         else:
             headers = [("host", "guest"), ("transfer-encoding", "chunked")]
-        if target.startswith("/tunnel"):
+        if target.startswith(_STREAMS):
             headers += [("connection", "upgrade"), ("upgrade", "tunnel")]
         self._send(h11.Request(method=method, target=target, headers=headers))
         if isinstance(body, bytes):
@@ -205,7 +218,7 @@ class Exchange:
         if isinstance(response, h11.Response):
             if response.status_code != 200:
                 await self._refuse()
-            if target.startswith("/tunnel"):
+            if target.startswith(_STREAMS):
                 raise wire.misbehaved("an answer where a tunnel was asked for")
         self.size = _size(response)
 
@@ -282,6 +295,8 @@ class Exchange:
             most = _BEATS if self._prompt else _BEATS + loop.time() - began
             if event.status_code != 102 or beats > most:
                 raise wire.misbehaved(f"status {event.status_code}, {beats} times")
+            if self._on_sign is not None:
+                self._on_sign()
 
     async def _refuse(self) -> None:
         raw = bytearray()

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -223,6 +223,27 @@ class Sandbox:
             )
         query = {"port": port, "unix": unix}
         async with self._client.open("GET", "/tunnel", query, prompt=True) as exchange:
+            return exchange.hand_over()
+
+    async def accept(
+        self,
+        *,
+        port: int,
+        hold: bool = False,
+        on_listening: Callable[[], None] | None = None,
+    ) -> ByteStream:
+        """Wait until a program inside connects to `port` of loopback; return its connection.
+
+        The guest listens there for as long as some such call waits, or its stream is open;
+        `on_listening` is called once it does, and now and then. With `hold`, the call keeps
+        the port open and takes no connection: it does not return.
+
+        Raises:
+            PortTaken: a program listens there itself.
+        """
+        async with self._client.open(
+            "GET", "/egress", {"port": port, "hold": hold}, on_sign=on_listening
+        ) as exchange:
             return exchange.hand_over()
 
     async def usage(self) -> Usage:
