@@ -121,7 +121,9 @@ def test_sandboxes_their_processes_and_their_files(call: Held) -> None:
     call("POST", f"{process}/signal", json={"number": 15})
     call("GET", f"{process}/output")
     assert call("GET", process).json()["running"] is False
-    assert len(call("GET", f"{box}/processes").json()["processes"]) == 4
+    started = call("GET", f"{box}/processes").json()["processes"]
+    # A machine from the pool has run a command before it was ours.
+    assert len([one for one in started if one["argv"] != ["true"]]) == 4
     call("DELETE", process)
 
     call("POST", f"{box}/files/folder", json={"path": "app"})

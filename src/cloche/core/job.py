@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from cloche.core.network import Network, also_short
 from cloche.core.rung import Rung
+from cloche.core.spec import SandboxSpec
 from cloche.core.webhook import Webhook, also_a_text
 
 MAX_CODE = 1_000_000
@@ -177,13 +178,27 @@ class Input(Value):
         return self
 
 
-class Limits(Value):
-    """How large the job's machine is, and how long the job may take."""
+class Size(Value):
+    """How large a machine is."""
 
     vcpus: Annotated[int, Field(ge=1, le=256)] = 2
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 2048
     disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = 8192
     pids: Annotated[int, Field(ge=32, le=32768)] = 1024
+
+    def spec(self, image: str) -> SandboxSpec:
+        return SandboxSpec(
+            image=image,
+            vcpus=self.vcpus,
+            memory_mib=self.memory_mib,
+            disk_mib=self.disk_mib,
+            pids=self.pids,
+        )
+
+
+class Limits(Size):
+    """How large the job's machine is, and how long the job may take."""
+
     wall_s: Seconds = 3600
     silent_s: Seconds | None = None
     """How long a step may go without writing anything."""

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from cloche.core.job import Env, Labels, Limits, Seconds, Value
+from cloche.core.job import Env, Labels, Seconds, Size, Value
 from cloche.core.rung import Rung
 from cloche.core.spec import SandboxSpec
 
@@ -33,15 +33,6 @@ class Ending(enum.StrEnum):
     """Its machine died."""
 
 
-class Size(Value):
-    """How large a sandbox's machine is."""
-
-    vcpus: Annotated[int, Field(ge=1, le=256)] = Limits().vcpus
-    memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = Limits().memory_mib
-    disk_mib: Annotated[int, Field(ge=64, le=4 << 20)] = Limits().disk_mib
-    pids: Annotated[int, Field(ge=32, le=32768)] = Limits().pids
-
-
 class Order(Value):
     """A sandbox to make."""
 
@@ -57,7 +48,7 @@ class Order(Value):
     """It ends once nobody has used it for this long."""
 
     def spec(self) -> SandboxSpec:
-        return SandboxSpec(image=self.image, **self.limits.model_dump())
+        return self.limits.spec(self.image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from cloche.core.errors import BackendUnavailable, SandboxElsewhere
 from cloche.core.rung import Rung
@@ -48,13 +46,3 @@ class NoMachines:
             f"The machine {machine_id} is on a worker's host, and cannot be reached from here.",
             remedy="Send the request to a server that runs there.",
         )
-
-
-async def see_to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even if we are told to stop meanwhile; then stop."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise

@@ -17,9 +17,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cloche.core.blobs import JOBS, UPLOADS, Blob, Blobs, artifacts_key, owner_of, upload_key
-from cloche.core.errors import NoSuchJob, NoSuchUpload, StoreUnavailable
+from cloche.core.errors import NoSuchJob, NoSuchUpload
 from cloche.core.queue import Queue
 from cloche.core.uploads import Uploads
+from cloche.jobs.persistence import attempt
 
 logger = logging.getLogger(__name__)
 
@@ -66,26 +67,22 @@ class Retention:
         self._keep_jobs = keep_jobs
         self._keep_uploads = keep_uploads
         self._stray_after = stray_after
+        self._listed = -_LIST_EVERY_S
 
     async def run(self, every_s: float = EVERY_S) -> None:
         """Collect again and again, until cancelled. What goes wrong is told and outlived."""
-        listed = -_LIST_EVERY_S
         while True:
             # Servers that were started together must not all do this at once.
             await asyncio.sleep(every_s * random.uniform(0.5, 1.5))  # noqa: S311
-            strays = time.monotonic() - listed >= _LIST_EVERY_S
-            try:
-                removed = await self.collect(strays=strays)
-            except StoreUnavailable as error:
-                logger.warning("retention: %s Trying again.", error)
-                continue
-            except Exception:
-                logger.exception("retention: a fault of ours; trying again")
-                continue
-            if strays:
-                listed = time.monotonic()
-            if removed:
-                logger.info("retention: %s", removed)
+            await attempt("retention", self._pass())
+
+    async def _pass(self) -> None:
+        strays = time.monotonic() - self._listed >= _LIST_EVERY_S
+        removed = await self.collect(strays=strays)
+        if strays:
+            self._listed = time.monotonic()
+        if removed:
+            logger.info("retention: %s", removed)
 
     async def collect(self, *, strays: bool = True) -> Removed:
         """Make one pass; without `strays`, only over what a row tells of.

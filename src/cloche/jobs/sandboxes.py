@@ -22,13 +22,13 @@ from cloche.core.errors import (
     NoSuchSandbox,
     SandboxElsewhere,
     SandboxLost,
-    StoreUnavailable,
 )
 from cloche.core.job import Job
 from cloche.core.machine import Usage
 from cloche.core.queue import Queue
 from cloche.core.standing import Condition, Ending, Order, Standing, Standings
-from cloche.jobs.machines import Machines, see_to_its_end
+from cloche.jobs.machines import Machines
+from cloche.jobs.persistence import attempt, see_to_its_end
 from cloche.sandbox.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 _NOTE_S: Final = 5.0
 """How often uses are written down: a restart may take a sandbox for this much more idle."""
-_RETRY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,15 +244,8 @@ class Sandboxes:
     async def run(self) -> None:
         """End what is over, as long as the server runs; the sandboxes themselves stand on."""
         while True:
-            try:
-                await self._look()
-                await asyncio.sleep(LOOK_S)
-            except StoreUnavailable as error:
-                logger.warning("sandboxes: %s Trying again.", error)
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
-                logger.exception("sandboxes: a fault of ours; trying again")
-                await asyncio.sleep(_RETRY_S)
+            await attempt("sandboxes", self._look())
+            await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
         await self._note_uses()

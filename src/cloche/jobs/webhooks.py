@@ -19,14 +19,13 @@ import logging
 import random
 import re
 import secrets
-from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cloche import __version__
-from cloche.core.errors import StoreUnavailable
 from cloche.core.outbox import Attempt, Delivery, Fate, Outbox
 from cloche.jobs.outbound import NotAnswered, Outbound
+from cloche.jobs.persistence import attempt
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +123,11 @@ class Sender:
 
     async def run(self) -> None:
         """Send until cancelled; then let go, for another server or the next start."""
-        await self._attempt(self._let_go())
+        await attempt("webhooks", self._let_go())
         try:
             while True:
                 self._room.clear()
-                await self._attempt(self._take())
+                await attempt("webhooks", self._take())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._room.wait()
@@ -137,18 +136,7 @@ class Sender:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._attempt(self._let_go())
-
-    async def _attempt(self, work: Awaitable[None]) -> None:
-        """Do some work. What goes wrong is told and outlived: it is done again later."""
-        try:
-            await work
-        except StoreUnavailable as error:
-            logger.warning("%s Trying again.", error)
-            await asyncio.sleep(_RETRY_S)
-        except Exception:
-            logger.exception("a fault of ours; trying again")
-            await asyncio.sleep(_RETRY_S)
+            await attempt("webhooks", self._let_go())
 
     async def _let_go(self) -> None:
         await self._outbox.reclaim(self._name)
@@ -161,7 +149,9 @@ class Sender:
             self._name, lease=LEASE, limit=free, per_receiver=PER_RECEIVER, per_tenant=PER_TENANT
         )
         for delivery in claimed:
-            task = asyncio.create_task(self._attempt(self._deliver(delivery)), name=delivery.id)
+            task = asyncio.create_task(
+                attempt("webhooks", self._deliver(delivery)), name=delivery.id
+            )
             self._sending[delivery.id] = task
             task.add_done_callback(functools.partial(self._forget, delivery.id))
 
@@ -171,14 +161,14 @@ class Sender:
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:
-            attempt = await self._send(delivery)
+            sent = await self._send(delivery)
         except Exception:
             # A try like any other, or it would be made over and over.
             logger.exception("webhook %s: a fault of ours", delivery.id)
-            attempt = failed(delivery, datetime.now(UTC), "Cloche itself failed")
-        await self._outbox.settle(self._name, delivery.id, attempt)
-        if attempt.state is Fate.FAILED:
-            logger.warning("webhook %s is given up: %s", delivery.id, attempt.error)
+            sent = failed(delivery, datetime.now(UTC), "Cloche itself failed")
+        await self._outbox.settle(self._name, delivery.id, sent)
+        if sent.state is Fate.FAILED:
+            logger.warning("webhook %s is given up: %s", delivery.id, sent.error)
 
     async def _send(self, delivery: Delivery) -> Attempt:
         began = datetime.now(UTC)

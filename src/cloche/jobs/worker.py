@@ -12,7 +12,6 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
@@ -34,10 +33,10 @@ from cloche.core.errors import (
 from cloche.core.job import Job, Outcome, Reason, State
 from cloche.core.queue import Filter, Queue
 from cloche.core.record import Entry, Record
-from cloche.core.spec import SandboxSpec
 from cloche.jobs import artifacts, watchdog
 from cloche.jobs.connections import network_of
-from cloche.jobs.machines import Machines, see_to_its_end
+from cloche.jobs.machines import Machines
+from cloche.jobs.persistence import attempt, see_to_its_end
 from cloche.jobs.runner import Progress, Runner, read_progress
 from cloche.jobs.sandboxes import Sandboxes
 from cloche.sandbox.networks import Networks
@@ -49,7 +48,6 @@ LEASE: Final = timedelta(seconds=30)
 AWAY: Final = timedelta(minutes=5)
 """How long a worker that stops keeps its jobs for its next start: the machines are on its host."""
 POLL_S: Final = 0.5
-_RETRY_S: Final = 1.0
 _PATIENCE_S: Final = (1, 2, 4, 8, 15)
 """How long to wait for a store, the first time, the second, and from the last on."""
 _NO_CEILINGS: Final = watchdog.Ceilings()
@@ -117,7 +115,7 @@ class Worker:
         try:
             while True:
                 self._awake.clear()
-                await self._attempt(self._look)
+                await attempt("worker", self._look())
                 self.looked_at = time.monotonic()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
@@ -127,18 +125,6 @@ class Worker:
             # A renewal under way would undo how long the jobs are to be kept for us.
             await asyncio.gather(renewing, return_exceptions=True)
             await self._let_go()
-
-    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do some work. What goes wrong is told and outlived: a server that takes jobs in and
-        runs none is worse."""
-        try:
-            await work()
-        except StoreUnavailable as error:
-            logger.warning("%s Trying again.", error)
-            await asyncio.sleep(_RETRY_S)
-        except Exception:
-            logger.exception("a fault of ours; trying again")
-            await asyncio.sleep(_RETRY_S)
 
     async def _look(self) -> None:
         if not self._taken_up:
@@ -194,7 +180,7 @@ class Worker:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(renew_every(self._lease).total_seconds())
-            await self._attempt(self._hold_on)
+            await attempt("worker", self._hold_on())
 
     async def _hold_on(self) -> None:
         """Hold on to our jobs, let go of lost ones, and take back those of dead workers."""
@@ -322,14 +308,7 @@ class Worker:
             else:
                 await self._note_machine(job, sandbox, progress, adopted=True)
                 return sandbox
-        limits = job.request.limits
-        spec = SandboxSpec(
-            image=job.request.image,
-            vcpus=limits.vcpus,
-            memory_mib=limits.memory_mib,
-            disk_mib=limits.disk_mib,
-            pids=limits.pids,
-        )
+        spec = job.request.limits.spec(job.request.image)
         try:
             sandbox = await self._machines.claim(spec, job.request.min_rung)
         except ClocheError as error:
